@@ -1,0 +1,128 @@
+"""误差界来自舍入分析 · error bounds from rounding analysis, and the check that uses them.
+
+每次加法的舍入误差不超过 u·|当时的部分和|,u 是累加类型的 unit roundoff。
+部分和有多大?加法树的叶子附近就是乘积 p 本身,靠近根部则不超过沿途部分和的最大值:
+
+    size  = sqrt( Σ p[i]² + max_k |p[1] + … + p[k]|² )
+
+chain 次舍入像随机游走那样叠加,所以(λ 是概率误差界的常数)
+
+    bound = λ · u · √chain · size  +  下溢的一项  +  输出舍入的一项
+
+把全部输入放大 c 倍,误差和界都放大同样的倍数:判据与数据的单位无关。
+
+Source:
+    Wilkinson, Rounding Errors in Algebraic Processes, 1963(沿途部分和);
+    Higham, Accuracy and Stability of Numerical Algorithms, 2002, 第 3、4 章;
+    Higham & Mary, A New Approach to Probabilistic Rounding Error Analysis, 2019(√chain 和 λ)。
+"""
+
+import torch
+
+# Higham & Mary 2019:超过 λ 的机会不大于 2·exp(-λ²/2),λ=6 时约 3e-8
+LAMBDA = 6.0
+
+
+def _bound(square_sum, path, chain, length, accumulate):
+    """公式里与累加有关的两项 · the two terms of the bound that come from accumulation."""
+    info = torch.finfo(accumulate)
+    size = torch.sqrt(square_sum + path**2)
+    underflow = length * info.smallest_normal * info.eps / 2
+    bound = LAMBDA * (info.eps / 2) * chain**0.5 * size + underflow
+    # 部分和可能溢出:加法的次序不同,结果可以是有限数、inf 或 NaN,判不出对错
+    return torch.where(size < info.max, bound, torch.inf)
+
+
+def _finite(t):
+    """提升到 float64,inf 和 NaN 换成 0 · widen; inf and NaN become 0."""
+    return torch.nan_to_num(t.double(), nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def dot_bound(x, y, chain):
+    """点积的误差界 · error bound of a dot product.
+
+    Args:
+        x, y: 形状 (N,) 的浮点张量,同一 dtype、同一设备。
+        chain: 最长的加法链上有多少次舍入(乘法也算一次)。
+
+    Returns:
+        0 维 float64 张量,绝对误差的上界。float64 输入按 float64 累加,其余按 float32。
+        inf 和 NaN 不计入大小;部分和可能溢出时界是 inf。
+    """
+    accumulate = torch.float64 if x.dtype == torch.float64 else torch.float32
+    products = _finite(x) * _finite(y)
+    # 前面补一个 0,空向量也有最大值
+    prefix_sums = torch.nn.functional.pad(products.cumsum(0), (1, 0))
+    path = prefix_sums.abs().max()
+    return _bound((products**2).sum(), path, chain, x.numel(), accumulate)
+
+
+def matmul_bound(a, b, chain, out_dtype=torch.float32):
+    """矩阵乘法逐元素的误差界 · elementwise error bound of a matrix product.
+
+    Args:
+        a: 形状 (M, K);b: 形状 (K, N);浮点张量,同一设备。累加类型是 float32。
+        chain: 最长的加法链上有多少次舍入;沿 K 逐个累加时是 K。
+        out_dtype: 结果的 dtype;比 float32 窄时,界里多一次输出舍入。
+
+    Returns:
+        形状 (M, N) 的 float64 张量,每个元素的绝对误差上界。
+    """
+    a, b = _finite(a), _finite(b)
+    K = a.shape[1]
+    running = torch.zeros(a.shape[0], b.shape[1], dtype=torch.float64, device=a.device)
+    path = torch.zeros_like(running)
+    step = 32  # 每 32 个 k 看一次部分和
+    for k in range(0, K, step):
+        running += a[:, k : k + step] @ b[k : k + step]
+        path = torch.maximum(path, running.abs())
+    bound = _bound((a**2) @ (b**2), path, chain, K, torch.float32)
+    if out_dtype != torch.float32:
+        info = torch.finfo(out_dtype)
+        bound += info.eps / 2 * running.abs() + info.smallest_normal * info.eps / 2
+    return bound
+
+
+def check_close(got, expected, bound, tile=None):
+    """逐元素对照误差界 · compare every element with its bound.
+
+    Args:
+        got: kernel 的结果,任意形状、浮点。
+        expected: float64 参考值,同一形状、同一设备;inf 和 NaN 必须原样出现在 got 里。
+        bound: float64,绝对误差的上界,能 broadcast 到同一形状。
+        tile: tile 的形状,例如 (16, 16);给出时,报告每个错误属于哪个 program 的 tile。
+
+    Raises:
+        AssertionError: 形状不同、expected 不是 float64,或有元素超出界;信息里有出错的个数、
+            前五处的下标、got、expected、差、界和 tile。
+    """
+    if got.shape != expected.shape or expected.dtype != torch.float64:
+        raise AssertionError(
+            f"got 的形状是 {tuple(got.shape)},应为 {tuple(expected.shape)};"
+            f"expected 的 dtype 是 {expected.dtype},应为 float64 · shape or dtype mismatch"
+        )
+    wide = got.double()
+    limit = torch.finfo(got.dtype).max
+    difference = (wide - expected).abs()
+    ok = difference <= bound  # NaN 比较总是 False
+    # 参考值是 inf 或 NaN(来自输入):结果必须相同
+    ok |= (wide == expected) | (wide.isnan() & expected.isnan())
+    # 参考值有限,但按界可能溢出:同号的 inf 也对;部分和可能溢出(界是 inf)时判不出,只认 NaN
+    ok |= (expected.abs() + bound > limit) & (wide == expected.sign() * torch.inf)
+    ok |= torch.isinf(torch.as_tensor(bound)) & ~expected.isnan()
+    if bool(ok.all()):
+        return
+
+    wrong = (~ok).nonzero()
+    bound = torch.broadcast_to(bound, got.shape)
+    lines = [f"{len(wrong)} / {got.numel()} 个元素超出误差界 · elements beyond their bound:"]
+    for index in map(tuple, wrong[:5].tolist()):
+        line = (
+            f"  {list(index)}: got {wide[index].item():.9g}, "
+            f"expected {expected[index].item():.9g}, "
+            f"difference {difference[index].item():.3g}, bound {bound[index].item():.3g}"
+        )
+        if tile is not None:
+            line += f", tile {tuple(i // t for i, t in zip(index, tile, strict=True))}"
+        lines.append(line)
+    raise AssertionError("\n".join(lines))
