@@ -1,0 +1,226 @@
+"""第3章每个 lesson 的 triton_dot · triton_dot of every lesson of chapter 3."""
+
+import math
+from pathlib import Path
+
+import pytest
+from common import DEVICE, INTERPRETED, check_close, dot_bound
+from common.testing import guarded_outputs, inside, load_lesson
+
+import numpy as np
+import torch
+
+SCRIPTS = sorted(Path(__file__).resolve().parents[1].glob("*.py"))
+DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+EDGES = [0, 1, 2, 15, 16, 17, 1023, 1024, 1025, 2047, 2048, 2049, 4095, 4096, 4097, 5000, 7168]
+CHAIN = 1 + 10 + 1 + 10  # 乘法,块内,阶段2 一片,片内(N <= 2^20)
+
+compiled_only = pytest.mark.skipif(INTERPRETED, reason="解释器里太慢或不适用;在 GPU 上运行")
+
+
+@pytest.fixture(params=SCRIPTS, ids=lambda path: path.stem)
+def lesson(request):
+    return load_lesson(request.param)
+
+
+def vectors(N, dtype, seed):
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(N, generator=generator).to(dtype).to(DEVICE) for _ in range(2))
+
+
+def reference(x, y):
+    """float64 参考;float64 输入用 80 位浮点,结果才可信。"""
+    x, y = x.cpu().resolve_neg(), y.cpu().resolve_neg()
+    if x.dtype != torch.float64:
+        return torch.dot(x.double(), y.double())
+    products = x.numpy().astype(np.longdouble) * y.numpy().astype(np.longdouble)
+    return torch.tensor(float(products.sum()), dtype=torch.float64)
+
+
+def check(lesson, x, y, chain=CHAIN):
+    """运行并核对 · run between canaries and compare with the bound."""
+    with guarded_outputs():
+        result = lesson.triton_dot(x, y)
+    assert result.shape == () and result.device == x.device
+    assert result.dtype == (torch.float64 if x.dtype == torch.float64 else torch.float32)
+    check_close(result.cpu(), reference(x, y), dot_bound(x, y, chain).cpu())
+    return result
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("fill", [math.nan, 5.0])
+def test_sizes_on_both_sides_of_every_edge(lesson, dtype, fill):
+    for seed, N in enumerate(EDGES):
+        x, y = vectors(N, dtype, seed)
+        check(lesson, inside(x, fill), inside(y, fill))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_any_stride(lesson, dtype):
+    x, y = vectors(4099, dtype, 1)
+    matrix = x[:4096].view(64, 64)
+    cases = [
+        (x[::2], y[::2]),
+        (x[1::3], y[:-1:3]),
+        (x[1:], y[1:]),  # 指针的对齐与上一次调用不同
+        (x[3:1003], y[5:1005]),
+        (x.flip(0), y),
+        (matrix[:, 5], matrix[7]),
+        (matrix.diagonal(), y[:64]),
+        (x[:1].expand(1000), y[:1000]),
+        (x[:1].expand(1000), y[:1].expand(1000)),
+        (x, x),
+        (torch._neg_view(x), y),
+        (torch._neg_view(x[::2]), torch._neg_view(y[::2])),
+    ]
+    for left, right in cases:
+        check(lesson, left, right)
+
+
+def test_conjugate_view(lesson):
+    z = torch.complex(*vectors(1000, torch.float32, 2)).conj()
+    assert z.imag.is_neg()
+    check(lesson, z.imag, z.real)
+
+
+def test_known_values(lesson):
+    x = torch.arange(32.0, device=DEVICE)[::2]
+    assert lesson.triton_dot(x, x).item() == 4960
+    two = torch.tensor([2.0], device=DEVICE)
+    assert lesson.triton_dot(two.expand(1000), torch.ones(1000, device=DEVICE)).item() == 2000
+    assert lesson.triton_dot(two, two).item() == 4
+    half = torch.full((1025,), 300.0, dtype=torch.float16, device=DEVICE)
+    assert lesson.triton_dot(half, half).item() == 92250000
+    assert lesson.triton_dot(half[:0], half[:0]).item() == 0
+
+
+@pytest.mark.parametrize("N", [100_000, 1_000_000])
+def test_large(lesson, N):
+    x, y = vectors(N, torch.float32, N)
+    check(lesson, x, y)
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_inf_and_nan_come_out(lesson, value):
+    x, y = vectors(1500, torch.float32, 3)
+    x[1400] = value
+    check(lesson, x, y)
+    y[1400] = 0.0  # inf·0 = NaN
+    check(lesson, x, y)
+
+
+def test_offsets_beyond_32_bits(lesson):
+    # 只触及 33 个元素,但最后一个离起点超过 2^31;起点放在中间,32 位溢出也读得到内存
+    step = 2**31 // 32
+    buffer = torch.empty(2**32 + step, dtype=torch.float16, device=DEVICE)
+    x = buffer.as_strided((33,), (step,), 2**31)
+    buffer.as_strided((65,), (step,), 0).fill_(math.nan)
+    x.copy_(torch.randn(33))
+    check(lesson, x, x)
+
+
+@compiled_only
+def test_more_than_2_31_elements(lesson):
+    N = 2**31 + 1025
+    x = torch.randn(N, device=DEVICE).half()
+    with torch.no_grad():
+        result = lesson.triton_dot(x, x)
+    expected = sum(part.double().square().sum() for part in x.split(2**28))
+    chain = 1 + 10 + math.ceil(N / 2**20) + 10
+    # 全是正数,所以部分和不超过结果
+    bound = 6 * 2**-24 * math.sqrt(chain) * math.sqrt(2) * expected
+    check_close(result, expected, bound)
+
+
+def test_same_bits_twenty_times(lesson):
+    x, y = vectors(50_000, torch.float32, 4)
+    results = {lesson.triton_dot(x, y).item() for _ in range(20)}
+    assert len(results) == 1
+
+
+def test_inputs_stay_as_they_were(lesson):
+    x, y = vectors(3000, torch.float32, 5)
+    before = x.clone(), y.clone()
+    lesson.triton_dot(x, y)
+    assert torch.equal(x, before[0]) and torch.equal(y, before[1])
+
+
+def test_torch_compile(lesson):
+    compiled = torch.compile(lesson.triton_dot)
+    for N in [32, 257, 5000]:
+        x, y = vectors(N, torch.float32, N)
+        check_close(compiled(x, y).cpu(), reference(x, y), dot_bound(x, y, CHAIN).cpu())
+
+
+@compiled_only
+def test_cuda_graph(lesson):
+    x, y = vectors(50_000, torch.float32, 6)
+    lesson.triton_dot(x, y)  # 先编译
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = lesson.triton_dot(x, y)
+    for seed in range(3):
+        for old, new in zip((x, y), vectors(50_000, torch.float32, seed), strict=True):
+            old.copy_(new)
+        graph.replay()
+        check_close(result.cpu(), reference(x, y), dot_bound(x, y, CHAIN).cpu())
+
+
+@pytest.mark.skipif(
+    INTERPRETED or torch.accelerator.device_count() < 2, reason="需要两块 GPU · needs two GPUs"
+)
+def test_second_gpu(lesson):
+    x, y = (t.to(f"{DEVICE.type}:1") for t in vectors(5000, torch.float32, 7))
+    check(lesson, x, y)
+    with pytest.raises(ValueError, match="device"):
+        lesson.triton_dot(x, y.to(f"{DEVICE.type}:0"))
+
+
+ones = torch.ones(8, device=DEVICE)
+BAD_INPUTS = {
+    "list": (TypeError, [1.0], ones, "list"),
+    "numpy": (TypeError, ones, np.ones(8), "ndarray"),
+    "int": (TypeError, ones.int(), ones.int(), "torch.int32"),
+    "bool": (TypeError, ones.bool(), ones.bool(), "torch.bool"),
+    "complex": (TypeError, ones + 0j, ones + 0j, "torch.complex64"),
+    "mixed dtypes": (TypeError, ones.half(), ones, "torch.float16, torch.float32"),
+    "sparse": (TypeError, ones.to_sparse(), ones, "sparse"),
+    "0-d": (ValueError, ones[0], ones[0], "()"),
+    "2-d": (ValueError, ones.view(2, 4), ones.view(2, 4), "(2, 4)"),
+    "lengths differ": (ValueError, ones, ones[:7], "(7,)"),
+    "broadcast": (ValueError, ones, ones[:1], "(1,)"),
+    "too long": (ValueError, ones[:1].expand(2**40 + 1), ones[:1].expand(2**40 + 1), "2^40"),
+    "meta device": (ValueError, ones, ones.to("meta"), "meta"),
+    "both on meta": (ValueError, ones.to("meta"), ones.to("meta"), "meta"),
+    "needs grad": (ValueError, ones.clone().requires_grad_(), ones, "requires_grad=True"),
+}
+if not INTERPRETED:
+    BAD_INPUTS["cpu"] = (ValueError, ones.cpu(), ones.cpu(), "cpu")
+    BAD_INPUTS["two devices"] = (ValueError, ones.cpu(), ones, "cpu")
+
+
+@pytest.mark.parametrize("case", BAD_INPUTS)
+def test_bad_input(lesson, case):
+    error, x, y, value = BAD_INPUTS[case]
+    with pytest.raises(error) as caught:
+        lesson.triton_dot(x, y)
+    message = str(caught.value)
+    assert type(caught.value) is error
+    # 一行,中文 · English,写明收到的值
+    assert value in message and " · " in message and "\n" not in message
+    chinese, english = message.split(" · ")
+    assert not chinese.isascii() and english.isascii()
+
+
+def test_requires_grad_is_fine_without_grad_mode(lesson):
+    x, y = vectors(100, torch.float32, 8)
+    with torch.no_grad():
+        check(lesson, x.requires_grad_(), y)
+    check(lesson, x.detach(), y)
+
+
+def test_verify(lesson, capsys):
+    lesson.verify()
+    out = capsys.readouterr().out
+    for word in ["Triton结果", "PyTorch参考", "误差", "N=1000000"]:
+        assert word in out
