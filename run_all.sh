@@ -1,0 +1,154 @@
+#!/usr/bin/env bash
+# 运行全部 lesson 或全部测试 · run every lesson, or every test. 用法见 --help
+set -u
+
+usage() {
+    cat <<'EOF'
+用法 · usage:
+  bash run_all.sh                    运行所有 chapter*/*.py · run every lesson
+  bash run_all.sh chapter03_dot      只运行一章 · one chapter
+  bash run_all.sh matmul_basic ...   只运行指定的脚本(名字或路径) · some scripts, by name or path
+  bash run_all.sh --test [...]       运行测试 */tests/test_*.py,选择方式相同 · run the tests instead
+  bash run_all.sh --help             显示本说明 · this text
+
+每个脚本在自己的进程里运行,限时 300 秒(测试文件 900 秒);一个失败后继续运行其余的。
+Each script runs in its own process, at most 300 s (a test file 900 s); a failure does not stop the rest.
+结果 · results: PASS 通过, FAIL 失败(附输出末尾 · with the tail of its output),
+  SKIP 跳过(脚本以状态 77 退出 · the script exited with status 77)。
+最后一行 · last line: N passed, N failed, N skipped。
+退出状态 · exit status: 0 全部通过, 1 有失败或没有找到脚本, 2 参数有误, 130 被 Ctrl-C 中断。
+
+Python:当前的 python3 若能 import torch、triton、numpy(测试还要 pytest、hypothesis)就用它;
+否则按 requirements.txt 在仓库里建立 .venv 并使用。没有 GPU 时自动用 Triton 解释器。
+The current python3 is used if it has the packages; else .venv is made from requirements.txt.
+EOF
+}
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)
+caller=$PWD
+mode=lessons
+picks=()
+for argument in "$@"; do
+    case $argument in
+        --help | -h) usage; exit 0 ;;
+        --test) mode=tests ;;
+        -*) echo "不认识的选项 $argument,见 --help · unknown option, see --help" >&2; exit 2 ;;
+        *) picks+=("$argument") ;;
+    esac
+done
+
+# 第1步 找脚本 · find the scripts
+cd "$root" || exit 1
+shopt -s nullglob
+if [ $mode = tests ]; then
+    found=(common/tests/test_*.py chapter*/tests/test_*.py)
+    limit=900
+else
+    found=(chapter*/*.py)
+    limit=300
+fi
+if [ ${#found[@]} -eq 0 ]; then
+    echo "在 $root 没有找到脚本 · no script found there" >&2
+    exit 1
+fi
+
+# 参数可以是章、文件名、去掉 .py 的名字,或从当前文件夹看过去的路径
+matches() { # matches 脚本 参数
+    local script=$1 pick=${2%/} path
+    path=$(cd "$caller" && realpath -m -- "$pick")
+    case $pick in "${script%%/*}" | "${script##*/}" | "$(basename "$script" .py)") return 0 ;; esac
+    [ "$path" = "$root/$script" ] || [ "$path" = "$root/$(dirname "$script")" ] ||
+        [ "$path" = "$root/${script%%/*}" ] || [ "$pick" = "$script" ]
+}
+scripts=()
+for pick in ${picks[@]+"${picks[@]}"}; do
+    known=no
+    for script in "${found[@]}"; do
+        if matches "$script" "$pick"; then
+            known=yes
+            case " ${scripts[*]-} " in *" $script "*) ;; *) scripts+=("$script") ;; esac
+        fi
+    done
+    if [ $known = no ]; then
+        echo "没有叫 $pick 的章或脚本,可选 · no chapter or script of that name; there are:" >&2
+        printf '  %s\n' "${found[@]}" >&2
+        exit 2
+    fi
+done
+[ ${#picks[@]} -gt 0 ] || scripts=("${found[@]}")
+
+# 第2步 选 Python · choose the Python
+if [ "$(uname -s)" != Linux ]; then
+    echo "当前系统是 $(uname -s),本课程需要 Linux 或 WSL2 · the course needs Linux or WSL2" >&2
+    exit 1
+fi
+modules="torch, triton, numpy"
+[ $mode = tests ] && modules="$modules, pytest, hypothesis"
+can_import() { "$1" -c "import $modules" >/dev/null 2>&1; }
+
+python=python3
+if ! can_import python3; then
+    python=$root/.venv/bin/python
+    if ! can_import "$python"; then
+        if ! python3 -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))'; then
+            echo "需要 Python 3.10 到 3.13,当前是 $(python3 --version 2>&1) · Python 3.10 to 3.13 is needed" >&2
+            exit 1
+        fi
+        echo "当前 python3 缺少 $modules 中的一些,正在按 requirements.txt 建立 .venv(下载可能要几分钟)"
+        echo "the current python3 lacks some of these packages: making .venv from requirements.txt"
+        if ! python3 -m venv .venv ||
+            ! "$python" -m pip install --disable-pip-version-check -r requirements.txt; then
+            echo "建立 .venv 失败,见上面的输出;Debian/Ubuntu 可能需要 apt install python3-venv · could not make .venv, see above" >&2
+            exit 1
+        fi
+    fi
+fi
+if ! "$python" -c 'import common; print(common.describe())'; then
+    exit 1 # common 已用一行说明原因
+fi
+
+# 第3步 逐个运行 · run them one by one
+logs=$(mktemp -d)
+child=
+trap 'rm -rf "$logs"' EXIT
+trap '[ -n "$child" ] && kill "$child" 2>/dev/null; echo; echo "已中断 · interrupted"; exit 130' INT TERM
+passed=0 failed=0 skipped=0
+for script in "${scripts[@]}"; do
+    log=$logs/log
+    [ -t 1 ] && printf 'RUN            %s\r' "$script"
+    start=$(date +%s%N)
+    if [ $mode = tests ]; then
+        command=(-m pytest -q "$script")
+    else
+        command=("$script")
+    fi
+    # 放到后台再 wait,Ctrl-C 才能立刻生效
+    timeout --kill-after=5 $limit "$python" "${command[@]}" >"$log" 2>&1 &
+    child=$!
+    wait "$child"
+    status=$?
+    child=
+    tenths=$((($(date +%s%N) - start) / 100000000))
+    seconds=$(printf '%5d.%d s' $((tenths / 10)) $((tenths % 10)))
+    case $status in
+        0)
+            passed=$((passed + 1))
+            summary=
+            [ $mode = tests ] && summary="  ($(tail -n 1 "$log"))"
+            echo "PASS $seconds  $script$summary"
+            ;;
+        77)
+            skipped=$((skipped + 1))
+            echo "SKIP $seconds  $script  ($(tail -n 1 "$log"))"
+            ;;
+        *)
+            failed=$((failed + 1))
+            reason="退出状态 $status · exit status $status"
+            [ $status -eq 124 ] || [ $status -eq 137 ] && reason="超过 $limit 秒 · over $limit s"
+            echo "FAIL $seconds  $script  ($reason)"
+            tail -n 30 "$log" | sed 's/^/    | /'
+            ;;
+    esac
+done
+echo "$passed passed, $failed failed, $skipped skipped"
+[ $failed -eq 0 ]
