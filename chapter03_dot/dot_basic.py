@@ -12,6 +12,7 @@
 运行:python chapter03_dot/dot_basic.py(没有 GPU 时自动用 Triton 解释器)
 """
 
+import math
 import sys
 from pathlib import Path
 
@@ -128,8 +129,8 @@ def verify():
         result = triton_dot(x, y)
         expected = torch.dot(x, y)
         error = abs(result.item() - torch.dot(x.double(), y.double()).item())
-        # 最长的加法链:乘法 1 次,块内 10 层,阶段2 每个 tile 1 次,tile 内 10 层
-        chain = 1 + 10 + triton.cdiv(triton.cdiv(N, BLOCK_SIZE), TILE_SIZE) + 10
+        # 最长的加法链:乘法 1 次,加法树 log2(N) 层,阶段2 每个 tile 1 次
+        chain = 1 + math.log2(N) + triton.cdiv(N, BLOCK_SIZE * TILE_SIZE)
         tolerance = max(1e-4, dot_bound(x, y, chain).item())
         print(f"N={N}")
         print(f"  Triton结果: {result.item():.6f}")

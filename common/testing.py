@@ -6,11 +6,23 @@
 
 import contextlib
 import importlib.util
+import math
+import os
+from pathlib import Path
 from unittest import mock
 
-import torch
+from common.device import DEVICE, INTERPRETED
 
-CANARY = -7777.0
+import numpy as np
+import torch
+from hypothesis import strategies as st
+from triton.runtime import interpreter
+
+CANARY = -7776.0  # 在 float16 和 bfloat16 里也精确
+# 性质测试的例子数;想更彻底:EXAMPLES=5000 bash run_all.sh --test
+EXAMPLES = int(os.environ.get("EXAMPLES", "200"))
+# 每个 lesson:名字 → 路径
+LESSONS = {p.stem: p for p in sorted(Path(__file__).resolve().parents[1].glob("chapter*/*.py"))}
 
 
 def inside(t, fill):
@@ -30,34 +42,126 @@ def inside(t, fill):
     return view.copy_(t)
 
 
-@contextlib.contextmanager
-def guarded_outputs():
-    """让 torch.empty 给出受监视的输出 · make torch.empty return watched outputs.
+def _addresses(t):
+    """张量每个元素的地址,升序 · address of every element, sorted."""
+    offsets = np.zeros((), dtype=np.int64)
+    for size, stride in zip(t.shape, t.stride(), strict=True):
+        offsets = offsets[..., None] + np.arange(size, dtype=np.int64) * stride
+    return np.unique(t.data_ptr() + offsets * t.element_size())
 
-    输出先填 NaN(没写到的元素因此通不过检查),四周是 CANARY;退出时 CANARY 必须完好。
+
+class _Watch:
+    """夹在解释器和内存之间,记下越界的访问 · sits between the interpreter and memory."""
+
+    def __init__(self, memory, inputs):
+        self.memory = memory
+        self.readable = np.unique(np.concatenate([_addresses(t) for t in inputs]))
+        self.writable = np.empty(0, dtype=np.int64)
+        self.faults = []
+
+    def allow(self, output):
+        self.writable = np.union1d(self.writable, _addresses(output))
+
+    def _inspect(self, action, pointers, mask, *allowed):
+        used = pointers[np.broadcast_to(mask, pointers.shape)].astype(np.int64)
+        inside_one = np.zeros(used.shape, dtype=bool)
+        for addresses in allowed:
+            if addresses.size:
+                nearest = np.searchsorted(addresses, used).clip(max=addresses.size - 1)
+                inside_one |= addresses[nearest] == used
+        if not inside_one.all():
+            self.faults.append(f"{action} {np.sum(~inside_one)} 个地址")
+
+    def load(self, pointers, mask, *rest):
+        self._inspect("读 read", pointers, mask, self.readable, self.writable)
+        return self.memory.load(pointers, mask, *rest)
+
+    def store(self, pointers, value, mask):
+        self._inspect("写 write", pointers, mask, self.writable)
+        return self.memory.store(pointers, value, mask)
+
+
+@contextlib.contextmanager
+def guarded(*inputs):
+    """监视一次调用的内存 · watch the memory of a call.
+
+    torch.empty 给出的输出先填 NaN(没写到的元素因此通不过检查),四周是 CANARY,退出时必须完好。
+    在解释器里还逐个核对地址:读只能落在输入和输出的元素上,写只能落在输出的元素上。
+    这能看见结果里看不见的越界,例如读了不存在的行、却没有写回它的结果。
+
+    Args:
+        inputs: 这次调用的输入张量。
 
     Raises:
-        AssertionError: 有 kernel 写到了输出之外。
+        AssertionError: 读到了输入之外,或写到了输出之外。
     """
     real_empty = torch.empty
     outputs = []
+    watch = _Watch(interpreter._interpreter, inputs)
 
     def empty(*size, **options):
         out = real_empty(*size, **options)
         if not out.is_floating_point():
             return out
         shape = out.shape
-        out = inside(out.fill_(torch.nan).reshape(shape if out.dim() else (1,)), CANARY)
+        out = inside(out.fill_(torch.nan).reshape(shape or (1,)), CANARY)
+        out = out if shape else out[0]
         outputs.append(out)
-        return out if shape else out[0]
+        watch.allow(out)
+        return out
 
-    with mock.patch.object(torch, "empty", empty):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(torch, "empty", empty))
+        if INTERPRETED:
+            stack.enter_context(mock.patch.object(interpreter, "_interpreter", watch))
         yield
+    if watch.faults:
+        raise AssertionError(
+            f"越界访问 {len(watch.faults)} 次 · out-of-bounds accesses: {watch.faults[0]}"
+        )
     for out in outputs:
         buffer = out.new_empty(0).set_(out.untyped_storage()).clone()
         buffer.as_strided(out.shape, out.stride(), out.storage_offset()).fill_(CANARY)
         if not bool((buffer == CANARY).all()):
             raise AssertionError("写到了输出之外 · a kernel wrote outside its output")
+
+
+def wild_values(draw, shape, dtype, seed):
+    """hypothesis 用的数据:正态数乘上跨度任意的 2 的幂,再撒入几个特殊值 · wild test data.
+
+    Args:
+        draw: hypothesis 的 draw 函数。
+        shape, dtype, seed: 张量的形状、dtype 和随机种子。
+
+    Returns:
+        在 DEVICE 上的张量;特殊值有 inf、-inf、NaN、0、最大数、最小的 normal 和 subnormal。
+    """
+    info = torch.finfo(dtype)
+    generator = torch.Generator().manual_seed(seed)
+    largest = int(math.log2(info.max)) - 4
+    exponent = draw(st.sampled_from([0, largest, largest // 2, -largest // 2, -largest]))
+    spread = draw(st.sampled_from([0, 8, largest]))
+    powers = exponent + torch.randint(-spread, spread + 1, shape, generator=generator)
+    t = torch.randn(shape, generator=generator, dtype=torch.float64) * 2.0**powers
+    t = t.clamp(-info.max, info.max).to(dtype)
+    tiny = info.smallest_normal
+    special = [
+        math.inf,
+        -math.inf,
+        math.nan,
+        0.0,
+        info.max,
+        tiny,
+        tiny * info.eps,
+        -tiny * info.eps,
+    ]
+    for value in draw(st.lists(st.sampled_from(special), max_size=4)):
+        if t.numel():
+            where = torch.randint(t.numel(), (1,), generator=generator).item()
+            t.view(-1)[where] = value
+    if INTERPRETED and dtype == torch.bfloat16:
+        t[t.abs() < tiny] = 0.0  # 解释器(3.6–3.9)把 bfloat16 的 subnormal 提升成错误的数
+    return t.to(DEVICE)
 
 
 def load_lesson(path, folder=None, replace=()):

@@ -83,23 +83,31 @@ def matmul_bound(a, b, chain, out_dtype=torch.float32):
     return bound
 
 
-def check_close(got, expected, bound, tile=None):
+def check_close(got, expected, bound, tile=None, dtype=torch.float32):
     """逐元素对照误差界 · compare every element with its bound.
 
     Args:
-        got: kernel 的结果,任意形状、浮点。
+        got: kernel 的结果,任意形状。
         expected: float64 参考值,同一形状、同一设备;inf 和 NaN 必须原样出现在 got 里。
         bound: float64,绝对误差的上界,能 broadcast 到同一形状。
         tile: tile 的形状,例如 (16, 16);给出时,报告每个错误属于哪个 program 的 tile。
+        dtype: got 应有的 dtype。
 
     Raises:
-        AssertionError: 形状不同、expected 不是 float64,或有元素超出界;信息里有出错的个数、
-            前五处的下标、got、expected、差、界和 tile。
+        TypeError: expected 不是 float64。
+        AssertionError: got 的形状或 dtype 不对,或有元素超出界(NaN 总是超出);信息里有出错的
+            个数、前五处的下标、got、expected、差、界和 tile。
     """
-    if got.shape != expected.shape or expected.dtype != torch.float64:
+    if expected.dtype != torch.float64:
+        raise TypeError(
+            f"expected 的 dtype 是 {expected.dtype},应为 torch.float64,请用 .double() 计算参考 · "
+            f"expected has dtype {expected.dtype}, not torch.float64: compute it in double"
+        )
+    if got.shape != expected.shape or got.dtype != dtype:
         raise AssertionError(
-            f"got 的形状是 {tuple(got.shape)},应为 {tuple(expected.shape)};"
-            f"expected 的 dtype 是 {expected.dtype},应为 float64 · shape or dtype mismatch"
+            f"结果是 {tuple(got.shape)} {got.dtype},应为 {tuple(expected.shape)} {dtype} · "
+            f"the result is {tuple(got.shape)} {got.dtype}, "
+            f"expected {tuple(expected.shape)} {dtype}"
         )
     wide = got.double()
     limit = torch.finfo(got.dtype).max

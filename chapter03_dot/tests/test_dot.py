@@ -5,15 +5,23 @@ from pathlib import Path
 
 import pytest
 from common import DEVICE, INTERPRETED, check_close, dot_bound
-from common.testing import guarded_outputs, inside, load_lesson
+from common.testing import inside, load_lesson
+from dot_checks import (
+    DTYPES,
+    chain,
+    check,
+    check_large,
+    check_offsets_beyond_32_bits,
+    check_strides,
+    reference,
+    vectors,
+)
 
 import numpy as np
 import torch
 
 SCRIPTS = sorted(Path(__file__).resolve().parents[1].glob("*.py"))
-DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 EDGES = [0, 1, 2, 15, 16, 17, 1023, 1024, 1025, 2047, 2048, 2049, 4095, 4096, 4097, 5000, 7168]
-CHAIN = 1 + 10 + 1 + 10  # 乘法,块内,阶段2 一片,片内(N <= 2^20)
 
 compiled_only = pytest.mark.skipif(INTERPRETED, reason="解释器里太慢或不适用;在 GPU 上运行")
 
@@ -21,30 +29,6 @@ compiled_only = pytest.mark.skipif(INTERPRETED, reason="解释器里太慢或不
 @pytest.fixture(params=SCRIPTS, ids=lambda path: path.stem)
 def lesson(request):
     return load_lesson(request.param)
-
-
-def vectors(N, dtype, seed):
-    generator = torch.Generator().manual_seed(seed)
-    return (torch.randn(N, generator=generator).to(dtype).to(DEVICE) for _ in range(2))
-
-
-def reference(x, y):
-    """float64 参考;float64 输入用 80 位浮点,结果才可信。"""
-    x, y = x.cpu().resolve_neg(), y.cpu().resolve_neg()
-    if x.dtype != torch.float64:
-        return torch.dot(x.double(), y.double())
-    products = x.numpy().astype(np.longdouble) * y.numpy().astype(np.longdouble)
-    return torch.tensor(float(products.sum()), dtype=torch.float64)
-
-
-def check(lesson, x, y, chain=CHAIN):
-    """运行并核对 · run between canaries and compare with the bound."""
-    with guarded_outputs():
-        result = lesson.triton_dot(x, y)
-    assert result.shape == () and result.device == x.device
-    assert result.dtype == (torch.float64 if x.dtype == torch.float64 else torch.float32)
-    check_close(result.cpu(), reference(x, y), dot_bound(x, y, chain).cpu())
-    return result
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -57,24 +41,7 @@ def test_sizes_on_both_sides_of_every_edge(lesson, dtype, fill):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_any_stride(lesson, dtype):
-    x, y = vectors(4099, dtype, 1)
-    matrix = x[:4096].view(64, 64)
-    cases = [
-        (x[::2], y[::2]),
-        (x[1::3], y[:-1:3]),
-        (x[1:], y[1:]),  # 指针的对齐与上一次调用不同
-        (x[3:1003], y[5:1005]),
-        (x.flip(0), y),
-        (matrix[:, 5], matrix[7]),
-        (matrix.diagonal(), y[:64]),
-        (x[:1].expand(1000), y[:1000]),
-        (x[:1].expand(1000), y[:1].expand(1000)),
-        (x, x),
-        (torch._neg_view(x), y),
-        (torch._neg_view(x[::2]), torch._neg_view(y[::2])),
-    ]
-    for left, right in cases:
-        check(lesson, left, right)
+    check_strides(lesson, dtype)
 
 
 def test_conjugate_view(lesson):
@@ -96,8 +63,7 @@ def test_known_values(lesson):
 
 @pytest.mark.parametrize("N", [100_000, 1_000_000])
 def test_large(lesson, N):
-    x, y = vectors(N, torch.float32, N)
-    check(lesson, x, y)
+    check_large(lesson, N)
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
@@ -110,13 +76,7 @@ def test_inf_and_nan_come_out(lesson, value):
 
 
 def test_offsets_beyond_32_bits(lesson):
-    # 只触及 33 个元素,但最后一个离起点超过 2^31;起点放在中间,32 位溢出也读得到内存
-    step = 2**31 // 32
-    buffer = torch.empty(2**32 + step, dtype=torch.float16, device=DEVICE)
-    x = buffer.as_strided((33,), (step,), 2**31)
-    buffer.as_strided((65,), (step,), 0).fill_(math.nan)
-    x.copy_(torch.randn(33))
-    check(lesson, x, x)
+    check_offsets_beyond_32_bits(lesson)
 
 
 @compiled_only
@@ -126,9 +86,8 @@ def test_more_than_2_31_elements(lesson):
     with torch.no_grad():
         result = lesson.triton_dot(x, x)
     expected = sum(part.double().square().sum() for part in x.split(2**28))
-    chain = 1 + 10 + math.ceil(N / 2**20) + 10
     # 全是正数,所以部分和不超过结果
-    bound = 6 * 2**-24 * math.sqrt(chain) * math.sqrt(2) * expected
+    bound = 6 * 2**-24 * math.sqrt(chain(N)) * math.sqrt(2) * expected
     check_close(result, expected, bound)
 
 
@@ -149,7 +108,7 @@ def test_torch_compile(lesson):
     compiled = torch.compile(lesson.triton_dot)
     for N in [32, 257, 5000]:
         x, y = vectors(N, torch.float32, N)
-        check_close(compiled(x, y).cpu(), reference(x, y), dot_bound(x, y, CHAIN).cpu())
+        check_close(compiled(x, y).cpu(), reference(x, y), dot_bound(x, y, chain(x.numel())).cpu())
 
 
 @compiled_only
@@ -163,7 +122,7 @@ def test_cuda_graph(lesson):
         for old, new in zip((x, y), vectors(50_000, torch.float32, seed), strict=True):
             old.copy_(new)
         graph.replay()
-        check_close(result.cpu(), reference(x, y), dot_bound(x, y, CHAIN).cpu())
+        check_close(result.cpu(), reference(x, y), dot_bound(x, y, chain(x.numel())).cpu())
 
 
 @pytest.mark.skipif(

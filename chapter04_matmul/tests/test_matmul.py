@@ -5,13 +5,19 @@ from pathlib import Path
 
 import pytest
 from common import DEVICE, INTERPRETED, check_close, matmul_bound
-from common.testing import guarded_outputs, inside, load_lesson
+from common.testing import inside, load_lesson
+from matmul_checks import (
+    BLOCK,
+    DTYPES,
+    check,
+    check_offsets_beyond_32_bits,
+    check_strides,
+    matrices,
+)
 
 import torch
 
 SCRIPTS = sorted(Path(__file__).resolve().parents[1].glob("*.py"))
-DTYPES = [torch.float16, torch.bfloat16, torch.float32]
-BLOCK = 16
 
 compiled_only = pytest.mark.skipif(INTERPRETED, reason="解释器里太慢或不适用;在 GPU 上运行")
 
@@ -19,22 +25,6 @@ compiled_only = pytest.mark.skipif(INTERPRETED, reason="解释器里太慢或不
 @pytest.fixture(params=SCRIPTS, ids=lambda path: path.stem)
 def lesson(request):
     return load_lesson(request.param)
-
-
-def matrices(n, dtype, seed):
-    generator = torch.Generator().manual_seed(seed)
-    return (torch.randn(n, n, generator=generator).to(dtype).to(DEVICE) for _ in range(2))
-
-
-def check(lesson, a, b, block_size=BLOCK):
-    """运行并核对 · run between canaries and compare with the bounds."""
-    with guarded_outputs():
-        c = lesson.matmul(a, b, block_size)
-    assert c.dtype == torch.float32 and c.device == a.device
-    expected = a.cpu().double() @ b.cpu().double()
-    bound = matmul_bound(a.cpu(), b.cpu(), chain=a.shape[1])
-    check_close(c.cpu(), expected, bound, tile=(block_size, block_size))
-    return c
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -55,23 +45,7 @@ def test_other_block_sizes(lesson, block_size, sizes):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_any_stride(lesson, dtype):
-    a, b = matrices(70, dtype, 1)
-    n = 33
-    cases = [
-        (a.t(), b.t()),
-        (a[:n, :n], b[1 : n + 1, 1 : n + 1]),
-        (a[:66:2, 1:67:2], b[2:68:2, :66:2].t()),
-        (a.flip(0)[:n, :n], b.flip(1)[:n, :n]),
-        (a[:n, :1].expand(n, n), b[:n, :n]),
-        (a[:n, :n], b[:1, :n].expand(n, n)),
-        (a[:1, :1].expand(n, n), b[:1, :1].expand(n, n)),
-        (a[:n, :n], a[:n, :n]),
-        (a.view(-1)[: 35 * 35].view(35, 35), b.view(-1)[1 : 35 * 35 + 1].view(35, 35)),
-        (torch._neg_view(a[:n, :n]), b[:n, :n]),
-        (torch._neg_view(a[:n, :n]), torch._neg_view(b[:n, :n])),
-    ]
-    for left, right in cases:
-        check(lesson, left, right)
+    check_strides(lesson, dtype)
 
 
 def test_large_enough_for_many_tiles(lesson):
@@ -104,14 +78,7 @@ def test_inf_and_nan_stay_in_their_row(lesson, value):
 
 
 def test_offsets_beyond_32_bits(lesson):
-    # 行的 stride 是 2^26,只触及 33 行,但最后一行离起点超过 2^31
-    n, step = 33, 2**26
-    buffer = torch.empty(2**32 + step, dtype=torch.float16, device=DEVICE)
-    buffer.as_strided((65, n), (step, 1), 0).fill_(math.nan)
-    view = buffer.as_strided((n, n), (step, 1), 2**31)  # 起点在中间,32 位溢出也读得到内存
-    view.copy_(torch.randn(n, n))
-    check(lesson, view, view)
-    check(lesson, view.t(), view.t())
+    check_offsets_beyond_32_bits(lesson)
 
 
 def test_same_bits_twenty_times(lesson):

@@ -1,0 +1,39 @@
+"""随机生成的输入 · property tests: any length, stride, dtype, block size and values."""
+
+from unittest import mock
+
+import pytest
+from common import check_close, dot_bound
+from common.testing import EXAMPLES, LESSONS, load_lesson, wild_values
+from dot_checks import chain, reference
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import torch
+
+DTYPES = [torch.float16, torch.bfloat16, torch.float32]
+
+
+@pytest.mark.parametrize("stem", ["dot_basic"])
+def test_any_input(stem):
+    lesson = load_lesson(LESSONS[stem])
+
+    @settings(max_examples=EXAMPLES, deadline=None, database=None)
+    @given(st.data())
+    def property_holds(data):
+        N = data.draw(st.integers(0, 3000), label="N")
+        dtype = data.draw(st.sampled_from(DTYPES), label="dtype")
+        block_size = data.draw(st.sampled_from([16, 128, 1024, 4096]), label="block_size")
+        seed = data.draw(st.integers(0, 2**32), label="seed")
+        operands = []
+        for i in range(2):
+            step = data.draw(st.sampled_from([0, 1, 2, 7]), label="stride")
+            start = data.draw(st.integers(0, 9), label="start")
+            storage = wild_values(data.draw, (start + N * step + 1,), dtype, seed + i)
+            operands.append(storage.as_strided((N,), (step,), start))
+        x, y = operands
+        with mock.patch.object(lesson, "BLOCK_SIZE", block_size):
+            result = lesson.triton_dot(x, y)
+        check_close(result.cpu(), reference(x, y), dot_bound(x.cpu(), y.cpu(), chain(N)))
+
+    property_holds()

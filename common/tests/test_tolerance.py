@@ -1,0 +1,116 @@
+"""误差界和核对本身 · the bounds and the check themselves."""
+
+import math
+
+import pytest
+from common import check_close, dot_bound, matmul_bound
+
+import torch
+
+F64 = torch.float64
+
+
+def test_bounds_scale_with_the_data():
+    x, y = torch.randn(2, 1000, dtype=F64).float()
+    a, b = torch.randn(2, 20, 20, dtype=F64).float()
+    for power in [-30, 0, 30]:
+        c = 2.0**power
+        ratio = dot_bound(c * x, y, 21) / dot_bound(x, y, 21)
+        assert ratio.item() == pytest.approx(c, rel=1e-9)
+        torch.testing.assert_close(matmul_bound(c * a, b, 20), c * matmul_bound(a, b, 20))
+
+
+def test_bounds_grow_with_the_chain():
+    x, y = torch.randn(2, 100)
+    assert dot_bound(x, y, 400) / dot_bound(x, y, 100) == pytest.approx(2, rel=1e-6)
+
+
+def test_bound_knows_the_accumulator_and_the_output():
+    x, y = torch.randn(2, 100)
+    assert dot_bound(x.double(), y.double(), 9) == pytest.approx(
+        dot_bound(x, y, 9).item() * 2.0**-29, rel=1e-6
+    )
+    a = torch.full((1, 1), 3.0)
+    extra = matmul_bound(a, a, 1, torch.bfloat16) - matmul_bound(a, a, 1)
+    assert extra.item() == pytest.approx(9 * 2.0**-8, rel=1e-6)  # 半个 ulp,bfloat16 有 8 位尾数
+
+
+def test_large_partial_sums_count_even_if_they_cancel():
+    ones = torch.ones(2000)
+    halves = torch.cat([torch.ones(1000), -torch.ones(1000)])
+    assert dot_bound(ones, halves, 1) > 10 * dot_bound(ones, torch.randn(2000), 1)
+    wide = matmul_bound(ones[None], halves[:, None], 1)
+    assert wide > 10 * matmul_bound(ones[None], torch.randn(2000, 1), 1)
+
+
+def test_empty_inputs_have_bound_zero():
+    assert dot_bound(torch.ones(0), torch.ones(0), 1) == 0
+    assert torch.equal(
+        matmul_bound(torch.ones(2, 0), torch.ones(0, 3), 1), torch.zeros(2, 3).to(F64)
+    )
+
+
+def test_possible_overflow_gives_an_infinite_bound():
+    x = torch.tensor([3e38, -3e38])
+    assert dot_bound(x, torch.full((2,), 2.0), 1) == math.inf
+    assert matmul_bound(x[None], torch.full((2, 1), 2.0), 1).item() == math.inf
+    x[0] = math.inf  # inf 和 NaN 不计入大小
+    assert dot_bound(x[:1], x[:1], 1) < 1
+
+
+def exact(*values):
+    return torch.tensor(values, dtype=F64)
+
+
+@pytest.mark.parametrize(
+    "got, expected, bound",
+    [
+        ([1.0, 2.0], [1.0, 2.0], 0.0),
+        ([1.0, 2.25], [1.0, 2.0], 0.25),
+        ([math.nan, math.inf, -math.inf], [math.nan, math.inf, -math.inf], 1.0),
+        ([math.inf], [3.4e38], 1e37),  # 按界可能溢出
+        ([math.nan], [5.0], math.inf),  # 部分和可能溢出:inf - inf
+        ([-math.inf], [5.0], math.inf),
+    ],
+)
+def test_accepts(got, expected, bound):
+    check_close(torch.tensor(got), exact(*expected), exact(*[bound] * len(expected)))
+
+
+@pytest.mark.parametrize(
+    "got, expected, bound",
+    [
+        ([1.0, 2.26], [1.0, 2.0], 0.25),
+        ([math.nan], [1.0], 1e30),
+        ([math.inf], [1.0], 1e30),
+        ([math.inf], [-math.inf], 1.0),
+        ([1.0], [math.nan], 1e30),
+        ([1.0], [math.nan], math.inf),
+        ([1.0], [math.inf], 1e30),
+        ([-math.inf], [3.4e38], 1e37),
+    ],
+)
+def test_rejects(got, expected, bound):
+    with pytest.raises(AssertionError, match="1 / "):
+        check_close(torch.tensor(got), exact(*expected), exact(*[bound] * len(expected)))
+
+
+def test_rejects_wrong_shape_and_dtype():
+    for got in [torch.zeros(2, 1), torch.zeros(1), torch.zeros(2).half(), torch.zeros(2).double()]:
+        with pytest.raises(AssertionError, match="the result is"):
+            check_close(got, exact(0.0, 0.0), exact(1.0))
+    with pytest.raises(TypeError, match="torch.float32"):
+        check_close(torch.zeros(2), torch.zeros(2), exact(1.0))
+
+
+def test_report_names_the_elements_and_their_tiles():
+    got = torch.zeros(40, 40)
+    got[17, 33] = 2.0
+    got[20:22, 0:3] = math.nan
+    with pytest.raises(AssertionError) as caught:
+        check_close(got, torch.zeros(40, 40, dtype=F64), exact(0.5), tile=(16, 16))
+    lines = str(caught.value).splitlines()
+    assert lines[0].startswith("7 / 1600 个元素超出误差界")
+    assert len(lines) == 1 + 5
+    assert lines[1] == ("  [17, 33]: got 2, expected 0, difference 2, bound 0.5, tile (1, 2)")
+    assert "[20, 0]: got nan" in lines[2] and lines[2].endswith("tile (1, 0)")
