@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # 运行全部 lesson 或全部测试 · run every lesson, or every test. 用法见 --help
 set -u
+unset CDPATH PYTHONSAFEPATH
 
 usage() {
     cat <<'EOF'
@@ -111,7 +112,7 @@ fi
 logs=$(mktemp -d)
 child=
 trap 'rm -rf "$logs"' EXIT
-trap '[ -n "$child" ] && kill "$child" 2>/dev/null; echo; echo "已中断 · interrupted"; exit 130' INT TERM
+trap '[ -n "$child" ] && kill "$child" 2>/dev/null; echo; echo "已中断 · interrupted"; exit 130' INT TERM HUP
 passed=0 failed=0 skipped=0
 for script in "${scripts[@]}"; do
     log=$logs/log
@@ -144,7 +145,7 @@ for script in "${scripts[@]}"; do
         *)
             failed=$((failed + 1))
             reason="退出状态 $status · exit status $status"
-            [ $status -eq 124 ] || [ $status -eq 137 ] && reason="超过 $limit 秒 · over $limit s"
+            [ $tenths -ge $((limit * 10)) ] && reason="超过 $limit 秒 · over $limit s"
             echo "FAIL $seconds  $script  ($reason)"
             tail -n 30 "$log" | sed 's/^/    | /'
             ;;

@@ -27,6 +27,18 @@ def _stop(chinese, english):
     sys.exit(f"{chinese} · {english}")
 
 
+def _first_line(error):
+    """错误信息的第一行 · the first line of an error, or its class when it has no message."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _stop_import(error):
+    """有一个包 import 不了 · a package cannot be imported: name it, or say why."""
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        _stop(f"缺少 {error.name},请运行 {_INSTALL}", f"{error.name} is missing: run {_INSTALL}")
+    _stop(f"import 失败,请重新运行 {_INSTALL}", f"reinstall: {_first_line(error)}")
+
+
 def _release(version):
     """取版本号的前两段 · the first two numbers of a version: "3.7.1" gives (3, 7)."""
     return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
@@ -47,7 +59,7 @@ try:
     import numpy
     import torch
 except ImportError as error:
-    _stop(f"缺少 {error.name},请运行 {_INSTALL}", f"{error.name} is missing: run {_INSTALL}")
+    _stop_import(error)
 if _release(torch.__version__) < (2, 11):
     _stop(
         f"torch {torch.__version__} 太旧,需要 2.11 或更新,请运行 {_INSTALL}",
@@ -73,29 +85,24 @@ def _find_gpu():
         return None, "没有 GPU / no GPU"
     try:
         torch.ones(1, device=gpu).sum().item()
-    except (RuntimeError, AssertionError) as error:
-        return None, str(error).strip().splitlines()[0]
+    except Exception as error:
+        return None, _first_line(error)
     return gpu, ""
 
 
 _gpu, _reason = _find_gpu()
+_notice = ""
 if _gpu is None and not os.environ.get("TRITON_INTERPRET"):
-    if "triton" in sys.modules:
-        _stop(
-            "triton 已先被 import,来不及切换到解释器:请先 import common,或设 TRITON_INTERPRET=1",
-            "triton was imported first: import common before it, or set TRITON_INTERPRET=1",
-        )
     os.environ["TRITON_INTERPRET"] = "1"
-    print(
+    _notice = (
         f"[common] 没有可用的 GPU,改用 Triton 解释器 · no usable GPU, "
-        f"running in Triton's interpreter ({_reason})",
-        file=sys.stderr,
+        f"running in Triton's interpreter ({_reason})"
     )
 
 try:
     import triton
 except ImportError as error:
-    _stop(f"缺少 {error.name},请运行 {_INSTALL}", f"{error.name} is missing: run {_INSTALL}")
+    _stop_import(error)
 
 if _release(triton.__version__) < (3, 6):
     _stop(
@@ -110,6 +117,11 @@ if _release(triton.__version__) > (3, 9):
     )
 # 是否在解释器里运行 · True when kernels run in Triton's interpreter
 INTERPRETED = triton.knobs.runtime.interpret
+if INTERPRETED and isinstance(triton.language.sum, triton.JITFunction):
+    _stop(
+        "triton 已先被 import,来不及切换到解释器:请先 import common,或先设 TRITON_INTERPRET=1",
+        "triton was imported first: import common before it, or start with TRITON_INTERPRET=1",
+    )
 # 张量应当放在哪里 · where the inputs of the kernels belong
 DEVICE = torch.device("cpu") if INTERPRETED or _gpu is None else _gpu
 if INTERPRETED:
@@ -122,6 +134,8 @@ if INTERPRETED and _release(triton.__version__) == (3, 6) and _release(numpy.__v
         f"triton {triton.__version__}'s interpreter does not work with NumPy {numpy.__version__}: "
         'run pip install "numpy<2.4"',
     )
+if _notice:
+    print(_notice, file=sys.stderr)
 
 
 def describe():
