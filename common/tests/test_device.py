@@ -12,8 +12,13 @@ import torch
 ROOT = Path(__file__).resolve().parents[2]
 GPU = torch.accelerator.is_available()
 
+# triton 3.6 的解释器不接受 NumPy 2.4,与这里要试的无关 · keeps that rule out of the way
+OLD_NUMPY = """
+import numpy
+numpy.__version__ = "2.3.5"
+"""
 # 在有 GPU 的机器上也造成“没有 GPU” · no GPU, whatever the machine has
-NO_GPU = """
+NO_GPU = f"""{OLD_NUMPY}
 import torch, pathlib
 torch.accelerator.current_accelerator = lambda *args, **options: None
 real_exists = pathlib.Path.exists
@@ -23,7 +28,7 @@ pathlib.Path.exists = lambda self, **options: (
 )
 """
 # torch 看得到 GPU,却不能计算 · torch sees a GPU but cannot compute with it
-BROKEN_GPU = """
+BROKEN_GPU = f"""{OLD_NUMPY}
 import torch
 torch.accelerator.current_accelerator = lambda *args, **options: torch.device("cuda")
 def ones(*size, **options):
@@ -31,7 +36,7 @@ def ones(*size, **options):
 torch.ones = ones
 """
 # 一块假的、可用的 GPU · a pretended GPU that works
-FAKE_GPU = """
+FAKE_GPU = f"""{OLD_NUMPY}
 import torch
 torch.accelerator.current_accelerator = lambda *args, **options: torch.device("cuda")
 real_ones = torch.ones
@@ -239,7 +244,7 @@ for version in [(3, 10, 0), (3, 13, 9)]:
     sys.version_info = version
     print(importlib.reload(common.device).describe())
 """
-    result = python(code, TRITON_INTERPRET="1")
+    result = python(OLD_NUMPY + code, TRITON_INTERPRET="1")
     assert (result.returncode, result.stderr) == (0, "")
     first, second = result.stdout.splitlines()
     assert "Python 3.10.0," in first and "Python 3.13.9," in second
@@ -281,5 +286,5 @@ with on_device_of(torch.ones(3)):
 torch.accelerator.device_index = lambda index: index
 print(on_device_of(types.SimpleNamespace(device=torch.device("cuda", 1))))
 """
-    result = python(code, TRITON_INTERPRET="1")
+    result = python(OLD_NUMPY + code, TRITON_INTERPRET="1")
     assert (result.returncode, result.stdout, result.stderr) == (0, "inside\n1\n", "")
