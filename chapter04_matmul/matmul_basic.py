@@ -119,10 +119,21 @@ def matmul(a, b, block_size=16):
         return c
 
     # 第10步 启动 · launch: 一个 program 一个 tile,全部排在 axis 0(另两个轴最多 65535)
+    #        warp 随 tile 增多:64×64 的 FP32 累加器分给 4 个 warp 时寄存器不够,会溢出到显存
     grid = (triton.cdiv(M, block_size) * triton.cdiv(N, block_size),)
     with on_device_of(a):
         matmul_kernel[grid](
-            a, b, c, M, N, K, *a.stride(), *b.stride(), *c.stride(), BLOCK_SIZE=block_size
+            a,
+            b,
+            c,
+            M,
+            N,
+            K,
+            *a.stride(),
+            *b.stride(),
+            *c.stride(),
+            BLOCK_SIZE=block_size,
+            num_warps=block_size // 4,
         )
     # 负视图 (neg view) 的负号只记在张量上、不在内存里,所以在这里补上
     return c.neg_() if a.is_neg() != b.is_neg() else c
