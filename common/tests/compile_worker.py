@@ -1,0 +1,168 @@
+"""没有 GPU 也编译 lesson · compile the kernels of lessons ahead of time, with no GPU.
+
+解释器不编译任何东西,所以编译器才有的错误、寄存器和共享内存的用量,它都看不见。
+这里照常调用 lesson 的函数,但是:输入是 meta 张量(有形状和 stride,没有内存);driver 是假的,
+只报出目标芯片;每次启动 (launch) 换成一次编译 (warmup)。于是每个 kernel 得到的参数、
+特化 (specialization) 和选项,都与真正启动时一样。
+
+由 test_ahead_of_time.py 在另一个进程里以 TRITON_INTERPRET=0 运行:
+    python compile_worker.py '[["chapter03_dot/dot_basic.py", "sm_80", ""], …]'
+每一项是 lesson、目标、case 名字里要有的文字;在 stdout 上输出 JSON,一项一个结果。
+"""
+
+import json
+import multiprocessing
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import common
+
+import torch
+import triton
+from common.testing import load_lesson
+from triton.backends.compiler import GPUTarget
+from triton.runtime.jit import JITFunction
+
+CUDA = {f"sm_{number}": GPUTarget("cuda", number, 32) for number in (80, 86, 89, 90, 100, 120)}
+HIP = {"gfx942": GPUTarget("hip", "gfx942", 64), "gfx1100": GPUTarget("hip", "gfx1100", 32)}
+TARGETS = CUDA | HIP
+# 在这两个目标上编译全部 case,在其余的目标上只编译标了“每个目标”的
+ALL_CASES = ("sm_80", "gfx942")
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def dot_cases():
+    """第3章的调用 · calls of triton_dot: (name, on every target?, arguments)."""
+    for dtype in (*DTYPES, torch.float64):
+        for N, stride_x, stride_y, start in [
+            (1000, 1, 1, 0),  # 每个目标
+            (1, 1, 1, 0),
+            (1024, 1, 1, 0),
+            (2**20, 1, 1, 0),
+            (100_000, 2, 1, 0),
+            (1000, 3, 16, 1),  # 从 1 开始:指针不再对齐 16 字节
+            (1000, 2**31 + 1, 2**31 + 1, 0),
+            (2**31 + 1, 0, 0, 0),
+        ]:
+            x, y = (
+                torch.empty_strided((N + start,), (stride,), dtype=dtype, device="meta")[start:]
+                for stride in (stride_x, stride_y)
+            )
+            everywhere = (N, stride_x, stride_y) == (1000, 1, 1)
+            yield f"{dtype} N={N} stride={stride_x},{stride_y}", everywhere, (x, y)
+
+
+def matmul_cases():
+    """第4章的调用 · calls of matmul: (name, on every target?, arguments)."""
+    for dtype in DTYPES:
+        for block_size, n, stride, start in [
+            (16, 257, (257, 1), 0),  # n=257:每个目标
+            (32, 257, (257, 1), 0),
+            (64, 257, (257, 1), 0),
+            (64, 256, (256, 1), 0),
+            (64, 256, (1, 256), 0),
+            (16, 1, (1, 1), 0),
+            (16, 64, (64, 1), 0),
+            (16, 33, (1, 33), 0),
+            (16, 33, (132, 2), 1),
+            (16, 33, (2**31 + 1, 1), 0),
+            (16, 33, (0, 0), 0),
+        ]:
+            if n == 256 and dtype != torch.float32:
+                continue  # 编译慢;共享内存和寄存器在 FP32 时用得最多
+            shape = (n + start, n + start)
+            a = torch.empty_strided(shape, stride, dtype=dtype, device="meta")[start:, start:]
+            name = f"{dtype} block_size={block_size} n={n} stride={stride[0]},{stride[1]}"
+            yield name, n == 257, (a, a, block_size)
+
+
+def registers_and_local(kernel, target):
+    """每个线程的寄存器数和溢出字节数 · registers, and bytes spilled, of one thread."""
+    if target in HIP:
+        text = kernel.asm["amdgcn"]
+        fields = dict(re.findall(r"\.(vgpr_count|private_segment_fixed_size): +(\d+)", text))
+        return int(fields["vgpr_count"]), int(fields["private_segment_fixed_size"])
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
+        cubin.write(kernel.asm["cubin"])
+        cubin.flush()
+        command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", cubin.name]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    fields = dict(re.findall(r"\b(REG|STACK|LOCAL):(\d+)", text))
+    return int(fields["REG"]), int(fields["STACK"]) + int(fields["LOCAL"])
+
+
+def facts(kernel, target):
+    """测试要看的事实 · what the tests look at."""
+    ttir = kernel.asm["ttir"]
+    assembly = kernel.asm["amdgcn" if target in HIP else "ptx"]
+    registers, local = registers_and_local(kernel, target)
+    return {
+        "shared": kernel.metadata.shared,
+        "registers": registers,
+        "local": local,
+        # ieee 是默认值,TTIR 里不写出来;AMD 的指令把 TF32 叫 XF32
+        "not_ieee": re.findall(r"inputPrecision = (?!ieee)\w+", ttir)
+        + sorted(set(re.findall(r"[\w.:]*(?<![a-z0-9])[tx]f32(?![a-z0-9])[\w.:]*", assembly))),
+        # 在 FP16、BF16 里做的运算;只有 load、store 和类型转换可以见到它们
+        "narrow": re.findall(
+            r"(?:arith\.(?:addf|subf|mulf|divf)|math\.fma|tt\.dot) .*?f16.*", ttir
+        ),
+    }
+
+
+def compile_lesson(path, target, only):
+    """为一个目标编译一个 lesson · compile the cases of one lesson for one target.
+
+    Args:
+        path: lesson 的路径。
+        target: TARGETS 里的名字。
+        only: 只编译名字里有这段文字的 case。
+
+    Returns:
+        {"kernels": lesson 里要被启动的 kernel 名, "rows": 每个不同的编译结果一行}。
+    """
+    lesson = load_lesson(Path(path))
+    rows = []
+    seen = set()
+    launch = JITFunction.run
+
+    def compile_instead(self, *args, grid, warmup, **kwargs):
+        row = {"target": target, "case": case, "kernel": self.__name__}
+        try:
+            kernel = launch(self, *args, grid=grid, warmup=True, **kwargs)
+        except Exception as error:
+            rows.append(row | {"error": f"{type(error).__name__}: {error}"})
+            return
+        if kernel.hash not in seen:
+            seen.add(kernel.hash)
+            rows.append(row | facts(kernel, target))
+
+    driver = SimpleNamespace(
+        get_current_target=lambda: TARGETS[target],
+        get_current_device=lambda: target,  # 只用作缓存的键
+        get_current_stream=lambda device: 0,
+    )
+    triton.runtime.driver.set_active(driver)
+    JITFunction.run = compile_instead
+    is_dot = "triton_dot" in vars(lesson)
+    for case, everywhere, arguments in dot_cases() if is_dot else matmul_cases():
+        if only in case and (everywhere or target in ALL_CASES):
+            (lesson.triton_dot if is_dot else lesson.matmul)(*arguments)
+    JITFunction.run = launch
+
+    kernels = {name: v for name, v in vars(lesson).items() if isinstance(v, JITFunction)}
+    # 被别的 kernel 调用的函数不单独启动
+    sources = "".join(kernel.src.partition(":")[2] for kernel in kernels.values())
+    launched = [name for name in kernels if not re.search(rf"\b{name}\(", sources)]
+    return {"kernels": launched, "rows": rows}
+
+
+if __name__ == "__main__":
+    common.check_tensors = lambda *args, **kwargs: None  # 它拒绝 meta 张量
+    with multiprocessing.get_context("fork").Pool(os.cpu_count()) as pool:
+        print(json.dumps(pool.starmap(compile_lesson, json.loads(sys.argv[1]), chunksize=1)))
