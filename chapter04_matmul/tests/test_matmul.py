@@ -68,6 +68,12 @@ def test_identity_is_exact(lesson):
     assert torch.equal(lesson.matmul(b, eye), b)
 
 
+def test_one_and_two_rows_are_exact(lesson):
+    for n in [1, 2]:
+        a = torch.arange(1.0, n * n + 1, device=DEVICE).view(n, n)
+        assert torch.equal(lesson.matmul(a, a), (a.double() @ a.double()).float())
+
+
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
 def test_inf_and_nan_stay_in_their_row(lesson, value):
     a, b = matrices(33, torch.float32, 3)
@@ -157,6 +163,7 @@ BAD_INPUTS = {
     "block 0": (ValueError, ones, ones, 0, "block_size=0"),
     "block -16": (ValueError, ones, ones, -16, "block_size=-16"),
     "block 128": (ValueError, ones, ones, 128, "(16, 32, 64)"),
+    "block 48": (ValueError, ones, ones, 48, "block_size=48"),
     "block 2048": (ValueError, ones, ones, 2048, "block_size=2048"),
     "block 16.0": (TypeError, ones, ones, 16.0, "float"),
     "block True": (TypeError, ones, ones, True, "bool"),

@@ -102,6 +102,16 @@ def dots_without_precision(source):
     ]
 
 
+def other_grid_axes(source):
+    """grid 的 axis 1、2 最多 65535 个 program,所以 tile 全部排在 axis 0。"""
+    return [
+        ast.unparse(call)
+        for name in ("tl.program_id", "tl.num_programs")
+        for _, call in calls(source, name)
+        if ast.unparse([*call.args, *(k.value for k in call.keywords)][0]) != "0"
+    ]
+
+
 def pointers_without_comment(source):
     """没有注释的指针参数:形状和 dtype 只能写在注释里。"""
     lines = source.splitlines()
@@ -183,6 +193,7 @@ CHECKS = [
     blocks_without_mask,
     python_control_flow,
     dots_without_precision,
+    other_grid_axes,
     pointers_without_comment,
     docstrings_not_bilingual,
     steps_out_of_order,
@@ -224,6 +235,8 @@ BAD_KERNELS = [
     (python_control_flow, "for k in range(n):\n        break"),
     (python_control_flow, "while n:\n        continue"),
     (dots_without_precision, "acc = tl.dot(a, b)"),
+    (other_grid_axes, "pid = tl.program_id(1)"),
+    (other_grid_axes, "pid = tl.num_programs(axis=2)"),
     (dots_without_precision, "acc += tl.dot(a, b, acc, allow_tf32=False)"),
 ]
 BAD_SOURCES = [

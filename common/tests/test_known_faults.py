@@ -1,0 +1,36 @@
+"""别人的 kernel 里常见、而别处没有测到的故障 · known faults that no other test covers."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from common.testing import LESSONS
+
+# 故障 → 等哪个 lesson;那个 lesson 出现时,这里会失败,提醒把故障写成它的测试
+WAITING = {
+    "描述符的 stride 必须是 16 字节的倍数:FP16 的 n = 100、257": "matmul_persistent",
+    "写回时内层长度不是 16 字节的倍数:视图旁边的列必须不变": "matmul_persistent",
+    "先后两个乘积累加到同一个累加器": "matmul_fp32_split",
+    "split-K 的部分和舍入到 FP16": "matmul_split_k",
+    "M=3、K=0、N=5 得到全 0(基础 lesson 只接受方阵)": "matmul_grouped",
+    "用 FP16 调优之后,以同样的形状传入 FP32": "matmul_grouped",
+    "无误差变换被编译器的收缩 (contraction) 破坏": "dot_compensated",
+    "program 之间互相等待,在解释器里死锁": "dot_single_pass",
+}
+
+
+@pytest.mark.parametrize("fault", WAITING)
+def test_fault_waits_for_its_lesson(fault):
+    assert WAITING[fault] not in LESSONS, f"请把这个故障写成 {WAITING[fault]} 的测试:{fault}"
+
+
+@pytest.mark.parametrize("stem", LESSONS)
+def test_two_processes_share_an_empty_cache(stem, tmp_path):
+    # 两个进程同时编译同一个 kernel,写同一个缓存文件夹
+    env = os.environ | {"TRITON_CACHE_DIR": str(tmp_path / "cache")}
+    command = [sys.executable, LESSONS[stem]]
+    both = [subprocess.Popen(command, env=env, stdout=subprocess.PIPE) for _ in range(2)]
+    outputs = [process.communicate(timeout=200)[0].decode() for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    assert outputs[0] == outputs[1] and "全部通过" in outputs[0]
