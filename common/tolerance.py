@@ -23,14 +23,14 @@ import torch
 LAMBDA = 6.0
 
 
-def _bound(square_sum, path, chain, length, accumulate):
+def _bound(square_sum, path, absolute_sum, chain, length, accumulate):
     """公式里与累加有关的两项 · the two terms of the bound that come from accumulation."""
     info = torch.finfo(accumulate)
     size = torch.sqrt(square_sum + path**2)
     underflow = length * info.smallest_normal * info.eps / 2
     bound = LAMBDA * (info.eps / 2) * chain**0.5 * size + underflow
     # 部分和可能溢出:加法的次序不同,结果可以是有限数、inf 或 NaN,判不出对错
-    return torch.where(size < info.max, bound, torch.inf)
+    return torch.where(absolute_sum < info.max, bound, torch.inf)
 
 
 def _finite(t):
@@ -54,7 +54,7 @@ def dot_bound(x, y, chain):
     # 前面补一个 0,空向量也有最大值
     prefix_sums = torch.nn.functional.pad(products.cumsum(0), (1, 0))
     path = prefix_sums.abs().max()
-    return _bound((products**2).sum(), path, chain, x.numel(), accumulate)
+    return _bound((products**2).sum(), path, products.abs().sum(), chain, x.numel(), accumulate)
 
 
 def matmul_bound(a, b, chain, out_dtype=torch.float32):
@@ -76,7 +76,7 @@ def matmul_bound(a, b, chain, out_dtype=torch.float32):
     for k in range(0, K, step):
         running += a[:, k : k + step] @ b[k : k + step]
         path = torch.maximum(path, running.abs())
-    bound = _bound((a**2) @ (b**2), path, chain, K, torch.float32)
+    bound = _bound((a**2) @ (b**2), path, a.abs() @ b.abs(), chain, K, torch.float32)
     if out_dtype != torch.float32:
         info = torch.finfo(out_dtype)
         bound += info.eps / 2 * running.abs() + info.smallest_normal * info.eps / 2

@@ -78,7 +78,7 @@ def check_large(lesson, N):
 
 
 def battery(lesson):
-    """右边的 kernel 全部通过,错误的至少一项不过 · a right kernel passes all, a wrong one not."""
+    """正确的 kernel 全部通过,错误的至少一项不过 · a right kernel passes all, a wrong one not."""
     for dtype in DTYPES:
         for N in [1, 1023, 1024, 1025, 2500]:
             for fill in [math.nan, 5.0]:

@@ -10,6 +10,11 @@ import torch
 F64 = torch.float64
 
 
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+
+
 def test_bounds_scale_with_the_data():
     x, y = torch.randn(2, 1000, dtype=F64).float()
     a, b = torch.randn(2, 20, 20, dtype=F64).float()
