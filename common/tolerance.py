@@ -9,6 +9,9 @@ chain 次舍入像随机游走那样叠加,所以(λ 是概率误差界的常数
 
     bound = λ · u · √chain · size  +  下溢的一项  +  输出舍入的一项
 
+这里假定各次舍入误差互相独立、平均为 0:随机数据如此;数据周期性地正负相消时(例如锯齿波),
+误差会同向累积,正确的 kernel 也可能超出界。
+
 把全部输入放大 c 倍,误差和界都放大同样的倍数:判据与数据的单位无关。
 
 Source:
@@ -23,10 +26,10 @@ import torch
 LAMBDA = 6.0
 
 
-def _bound(square_sum, path, absolute_sum, chain, length, accumulate):
+def _bound(norm, path, absolute_sum, chain, length, accumulate):
     """公式里与累加有关的两项 · the two terms of the bound that come from accumulation."""
     info = torch.finfo(accumulate)
-    size = torch.sqrt(square_sum + path**2)
+    size = torch.hypot(norm, path)
     underflow = length * info.smallest_normal * info.eps / 2
     bound = LAMBDA * (info.eps / 2) * chain**0.5 * size + underflow
     # 部分和可能溢出:加法的次序不同,结果可以是有限数、inf 或 NaN,判不出对错
@@ -43,7 +46,7 @@ def dot_bound(x, y, chain):
 
     Args:
         x, y: 形状 (N,) 的浮点张量,同一 dtype、同一设备。
-        chain: 最长的加法链上有多少次舍入(乘法也算一次)。
+        chain: 加法链上大约有多少次舍入(乘法也算一次)。
 
     Returns:
         0 维 float64 张量,绝对误差的上界。float64 输入按 float64 累加,其余按 float32。
@@ -52,9 +55,13 @@ def dot_bound(x, y, chain):
     accumulate = torch.float64 if x.dtype == torch.float64 else torch.float32
     products = _finite(x) * _finite(y)
     # 前面补一个 0,空向量也有最大值
+    largest = products.abs().max() if x.numel() else products.new_ones(())
+    norm = (
+        largest * (products / torch.where(largest > 0, largest, 1.0)).norm()
+    )  # 先缩放,平方才不会溢出
     prefix_sums = torch.nn.functional.pad(products.cumsum(0), (1, 0))
     path = prefix_sums.abs().max()
-    return _bound((products**2).sum(), path, products.abs().sum(), chain, x.numel(), accumulate)
+    return _bound(norm, path, products.abs().sum(), chain, x.numel(), accumulate)
 
 
 def matmul_bound(a, b, chain, out_dtype=torch.float32):
@@ -72,11 +79,10 @@ def matmul_bound(a, b, chain, out_dtype=torch.float32):
     K = a.shape[1]
     running = torch.zeros(a.shape[0], b.shape[1], dtype=torch.float64, device=a.device)
     path = torch.zeros_like(running)
-    step = 32  # 每 32 个 k 看一次部分和
-    for k in range(0, K, step):
-        running += a[:, k : k + step] @ b[k : k + step]
+    for k in range(K):
+        running += torch.outer(a[:, k], b[k])
         path = torch.maximum(path, running.abs())
-    bound = _bound((a**2) @ (b**2), path, a.abs() @ b.abs(), chain, K, torch.float32)
+    bound = _bound(torch.sqrt((a**2) @ (b**2)), path, a.abs() @ b.abs(), chain, K, torch.float32)
     if out_dtype != torch.float32:
         info = torch.finfo(out_dtype)
         bound += info.eps / 2 * running.abs() + info.smallest_normal * info.eps / 2

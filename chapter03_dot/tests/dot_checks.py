@@ -13,7 +13,10 @@ DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
 def vectors(N, dtype, seed):
     generator = torch.Generator().manual_seed(seed)
-    return (torch.randn(N, generator=generator).to(dtype).to(DEVICE) for _ in range(2))
+    return (
+        torch.randn(N, generator=generator, dtype=torch.float64).to(dtype).to(DEVICE)
+        for _ in range(2)
+    )
 
 
 def reference(x, y):
@@ -55,6 +58,7 @@ def check_strides(lesson, dtype):
         (x[:1].expand(1000), y[:1].expand(1000)),
         (x, x),
         (torch._neg_view(x), y),
+        (x, torch._neg_view(y)),
         (torch._neg_view(x[::2]), torch._neg_view(y[::2])),
     ]
     for left, right in cases:
@@ -80,10 +84,10 @@ def check_large(lesson, N):
 def battery(lesson):
     """正确的 kernel 全部通过,错误的至少一项不过 · a right kernel passes all, a wrong one not."""
     for dtype in DTYPES:
-        for N in [1, 1023, 1024, 1025, 2500]:
+        for N in [0, 1, 1023, 1024, 1025, 2500]:
             for fill in [math.nan, 5.0]:
                 x, y = vectors(N, dtype, N)
                 check(lesson, inside(x, fill), inside(y, fill))
         check_strides(lesson, dtype)
     check_offsets_beyond_32_bits(lesson)
-    check_large(lesson, 2**20 + 1500)  # 部分和多于一片
+    check_large(lesson, 2 * 2**20 + 1500)  # 部分和多于两片

@@ -46,6 +46,13 @@ MUTANTS = {
         "忽略 y 的 stride": [("offsets * stride_y", "offsets")],
         "32 位偏移": [("pid.to(tl.int64) * BLOCK_SIZE", "pid * BLOCK_SIZE")],
         "忽略负视图": [("x.is_neg() != y.is_neg()", "False")],
+        "只看 x 的负视图": [("x.is_neg() != y.is_neg()", "x.is_neg() and not y.is_neg()")],
+        "FP64 先舍入到 FP32": [
+            (
+                "x.to(acc_dtype) * y.to(acc_dtype)",
+                "x.to(tl.float32).to(acc_dtype) * y.to(acc_dtype)",
+            )
+        ],
         "FP64 用 FP32 累加": [
             ("torch.float64 if x.dtype == torch.float64 else torch.float32", "torch.float32")
         ],

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import torch
 
-DTYPES = [torch.float16, torch.bfloat16, torch.float32]
+DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
 
 @pytest.mark.parametrize("stem", ["dot_basic"])
@@ -34,6 +34,8 @@ def test_any_input(stem):
         x, y = operands
         with mock.patch.object(lesson, "BLOCK_SIZE", block_size):
             result = lesson.triton_dot(x, y)
-        check_close(result.cpu(), reference(x, y), dot_bound(x.cpu(), y.cpu(), chain(N)))
+        bound = dot_bound(x.cpu(), y.cpu(), chain(N))
+        expected_dtype = torch.float64 if dtype == torch.float64 else torch.float32
+        check_close(result.cpu(), reference(x, y), bound, dtype=expected_dtype)
 
     property_holds()

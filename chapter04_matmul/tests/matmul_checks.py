@@ -56,6 +56,7 @@ def check_strides(lesson, dtype):
         (a[:n, :n], a[:n, :n]),
         (a.view(-1)[: 35 * 35].view(35, 35), b.view(-1)[1 : 35 * 35 + 1].view(35, 35)),
         (torch._neg_view(a[:n, :n]), b[:n, :n]),
+        (a[:n, :n], torch._neg_view(b[:n, :n])),
         (torch._neg_view(a[:n, :n]), torch._neg_view(b[:n, :n])),
     ]
     for left, right in cases:
@@ -82,8 +83,10 @@ def battery(lesson):
             for fill in [math.nan, 5.0]:
                 a, b = matrices(n, dtype, n)
                 check(lesson, inside(a, fill), inside(b, fill))
-    for M, N, K in [(40, 20, 17), (17, 49, 33)]:
+    for M, N, K in [(40, 20, 17), (17, 49, 33), (20, 16, 49)]:
         check_kernel_on_rectangle(lesson, M, N, K)
+    for block_size in [32, 64]:
+        check(lesson, *matrices(70, torch.float32, block_size), block_size)
     for dtype in DTYPES:
         check_strides(lesson, dtype)
     check_offsets_beyond_32_bits(lesson)

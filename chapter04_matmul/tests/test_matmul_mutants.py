@@ -65,6 +65,9 @@ MUTANTS = {
             (B_MASK + ", other=0.0).to(tl.float32)", B_MASK + ", other=0.0)"),
         ],
         "忽略负视图": [("a.is_neg() != b.is_neg()", "False")],
+        "只看 A 的负视图": [("a.is_neg() != b.is_neg()", "a.is_neg() and not b.is_neg()")],
+        "K 的循环次数用了 N": [("range(0, K, BLOCK_SIZE)", "range(0, N, BLOCK_SIZE)")],
+        "K 每次只走 16": [("range(0, K, BLOCK_SIZE)", "range(0, K, 16)")],
     },
 }
 CASES = [(stem, name) for stem, mutants in MUTANTS.items() for name in mutants]
