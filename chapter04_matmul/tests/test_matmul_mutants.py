@@ -1,6 +1,7 @@
 """错误的 kernel 必须被拒绝 · every wrong kernel must be rejected.
 
-每个 mutant 由 lesson 的源码改一处得到;lesson 改了而这里没有跟上,载入时就会失败。
+每个 mutant 由 lesson 的源码改一处得到(“没有先提升”要改 A、B 两处);
+lesson 改了而这里没有跟上,载入时就会失败。
 """
 
 import pytest
