@@ -14,11 +14,13 @@ from unittest import mock
 from common.device import DEVICE, INTERPRETED
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import strategies as st
 from triton.runtime import interpreter
 
 CANARY = -7776.0  # 在 float16 和 bfloat16 里也精确
+compiled_only = pytest.mark.skipif(INTERPRETED, reason="解释器里太慢或不适用;在 GPU 上运行")
 # 性质测试的例子数;想更彻底:EXAMPLES=5000 bash run_all.sh --test
 EXAMPLES = int(os.environ.get("EXAMPLES", "200"))
 # 每个 lesson:名字 → 路径

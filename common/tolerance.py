@@ -53,14 +53,11 @@ def dot_bound(x, y, chain):
         inf 和 NaN 不计入大小;部分和可能溢出时界是 inf。
     """
     accumulate = torch.float64 if x.dtype == torch.float64 else torch.float32
-    products = _finite(x) * _finite(y)
-    # 前面补一个 0,空向量也有最大值
-    largest = products.abs().max() if x.numel() else products.new_ones(())
-    norm = (
-        largest * (products / torch.where(largest > 0, largest, 1.0)).norm()
-    )  # 先缩放,平方才不会溢出
-    prefix_sums = torch.nn.functional.pad(products.cumsum(0), (1, 0))
-    path = prefix_sums.abs().max()
+    # 前面补一个 0:空向量也有最大值,部分和也从 0 开始
+    products = torch.nn.functional.pad(_finite(x) * _finite(y), (1, 0))
+    scale = products.abs().max().clamp(min=torch.finfo(torch.float64).tiny)
+    norm = scale * (products / scale).norm()  # 先缩放,平方才不会溢出
+    path = products.cumsum(0).abs().max()
     return _bound(norm, path, products.abs().sum(), chain, x.numel(), accumulate)
 
 
@@ -121,7 +118,7 @@ def check_close(got, expected, bound, tile=None, dtype=torch.float32):
     ok = difference <= bound  # NaN 比较总是 False
     # 参考值是 inf 或 NaN(来自输入):结果必须相同
     ok |= (wide == expected) | (wide.isnan() & expected.isnan())
-    # 参考值有限,但按界可能溢出:同号的 inf 也对;部分和可能溢出(界是 inf)时判不出,只认 NaN
+    # 按界可能溢出:同号的 inf 也对;部分和可能溢出(界是 inf):判不出,但参考值是 NaN 时仍须是 NaN
     ok |= (expected.abs() + bound > limit) & (wide == expected.sign() * torch.inf)
     ok |= torch.isinf(torch.as_tensor(bound)) & ~expected.isnan()
     if bool(ok.all()):

@@ -29,7 +29,7 @@ def reference(x, y):
 
 
 def chain(N):
-    """最长的加法链:乘法,加法树,阶段2 的循环。"""
+    """加法链有多长:乘法,加法树,阶段2 的循环。"""
     return 1 + math.log2(max(N, 1)) + math.ceil(N / 2**20)
 
 

@@ -1,11 +1,10 @@
 """第3章每个 lesson 的 triton_dot · triton_dot of every lesson of chapter 3."""
 
 import math
-from pathlib import Path
 
 import pytest
 from common import DEVICE, INTERPRETED, check_close, dot_bound
-from common.testing import inside, load_lesson
+from common.testing import LESSONS, compiled_only, inside, load_lesson
 from dot_checks import (
     DTYPES,
     chain,
@@ -20,10 +19,8 @@ from dot_checks import (
 import numpy as np
 import torch
 
-SCRIPTS = sorted(Path(__file__).resolve().parents[1].glob("*.py"))
+SCRIPTS = [path for path in LESSONS.values() if path.parent.name == "chapter03_dot"]
 EDGES = [0, 1, 2, 15, 16, 17, 1023, 1024, 1025, 2047, 2048, 2049, 4095, 4096, 4097, 5000, 7168]
-
-compiled_only = pytest.mark.skipif(INTERPRETED, reason="解释器里太慢或不适用;在 GPU 上运行")
 
 
 @pytest.fixture(params=SCRIPTS, ids=lambda path: path.stem)

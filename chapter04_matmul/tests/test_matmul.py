@@ -1,11 +1,10 @@
 """第4章每个 lesson 的 matmul · matmul of every lesson of chapter 4."""
 
 import math
-from pathlib import Path
 
 import pytest
 from common import DEVICE, INTERPRETED, check_close, matmul_bound
-from common.testing import inside, load_lesson
+from common.testing import LESSONS, compiled_only, inside, load_lesson
 from matmul_checks import (
     BLOCK,
     DTYPES,
@@ -17,9 +16,7 @@ from matmul_checks import (
 
 import torch
 
-SCRIPTS = sorted(Path(__file__).resolve().parents[1].glob("*.py"))
-
-compiled_only = pytest.mark.skipif(INTERPRETED, reason="解释器里太慢或不适用;在 GPU 上运行")
+SCRIPTS = [path for path in LESSONS.values() if path.parent.name == "chapter04_matmul"]
 
 
 @pytest.fixture(params=SCRIPTS, ids=lambda path: path.stem)

@@ -6,17 +6,18 @@
     python common/tests/measure_bounds.py
 """
 
-import math
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "chapter03_dot"), str(ROOT / "chapter04_matmul")]
+sys.path[:0] = [str(ROOT / folder) for folder in (".", "chapter03_dot", "chapter04_matmul")]
+sys.path.append(str(ROOT / "chapter03_dot/tests"))
 from common import DEVICE, INTERPRETED, describe, dot_bound, matmul_bound
 
 import dot_basic
 import matmul_basic
 import torch
+from dot_checks import chain
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 DOT_TRIALS = {10: 1000, 100: 1000, 1000: 600, 5000: 300, 100000: 60}
@@ -29,9 +30,8 @@ if not INTERPRETED:
 def dot_ratio(n, dtype):
     """一次点积的 误差/界 · error over bound of one dot product."""
     x, y = (torch.randn(n, device=DEVICE).to(dtype) for _ in range(2))
-    chain = 1 + math.log2(n) + math.ceil(n / (dot_basic.BLOCK_SIZE * dot_basic.TILE_SIZE))
     exact = torch.dot(x.double(), y.double())
-    return (dot_basic.triton_dot(x, y) - exact).abs() / dot_bound(x, y, chain)
+    return (dot_basic.triton_dot(x, y) - exact).abs() / dot_bound(x, y, chain(n))
 
 
 def matmul_ratio(n, dtype):
