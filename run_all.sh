@@ -10,6 +10,7 @@ usage() {
   bash run_all.sh chapter03_dot      只运行一章 · one chapter
   bash run_all.sh matmul_basic ...   只运行指定的脚本(名字或路径) · some scripts, by name or path
   bash run_all.sh --test [...]       运行测试 */tests/test_*.py,选择方式相同 · run the tests instead
+  bash run_all.sh --test dot_basic   只运行 test_dot_basic.py · the test file of that name
   bash run_all.sh --help             显示本说明 · this text
 
 每个脚本在自己的进程里运行,限时 300 秒(测试文件 900 秒);一个失败后继续运行其余的。
@@ -56,8 +57,10 @@ fi
 # 参数可以是章、文件名、去掉 .py 的名字,或从当前文件夹看过去的路径
 matches() { # matches 脚本 参数
     local script=$1 pick=${2%/} path
+    [ -n "$pick" ] || return 1
     path=$(cd "$caller" && realpath -m -- "$pick")
     case $pick in "${script%%/*}" | "${script##*/}" | "$(basename "$script" .py)") return 0 ;; esac
+    [ $mode = tests ] && [ "test_${pick%.py}.py" = "${script##*/}" ] && return 0
     [ "$path" = "$root/$script" ] || [ "$path" = "$root/$(dirname "$script")" ] ||
         [ "$path" = "$root/${script%%/*}" ] || [ "$pick" = "$script" ]
 }
@@ -71,7 +74,7 @@ for pick in ${picks[@]+"${picks[@]}"}; do
         fi
     done
     if [ $known = no ]; then
-        echo "没有叫 $pick 的章或脚本,可选 · no chapter or script of that name; there are:" >&2
+        echo "没有叫“$pick”的章或脚本,可选 · no chapter or script of that name; there are:" >&2
         printf '  %s\n' "${found[@]}" >&2
         exit 2
     fi

@@ -9,14 +9,18 @@ chain 次舍入像随机游走那样叠加,所以(λ 是概率误差界的常数
 
     bound = λ · u · √chain · size  +  下溢的一项  +  输出舍入的一项
 
-这里假定各次舍入误差互相独立、平均为 0:随机数据如此;数据周期性地正负相消时(例如锯齿波),
-误差会同向累积,正确的 kernel 也可能超出界。
+这里假定各次舍入误差互相独立、平均为 0:随机数据如此。有规律的数据(锯齿波、2^24 后面跟着许多 1)
+可以让误差全都同向,那时只有最坏情况的界成立,参数 random=False:
+
+    bound = γ · Σ |p[i]|,  γ = chain·u / (1 - chain·u)
+
+它宽得多,所以随机数据不用它。
 
 把全部输入放大 c 倍,误差和界都放大同样的倍数:判据与数据的单位无关。
 
 Source:
     Wilkinson, Rounding Errors in Algebraic Processes, 1963(沿途部分和);
-    Higham, Accuracy and Stability of Numerical Algorithms, 2002, 第 3、4 章;
+    Higham, Accuracy and Stability of Numerical Algorithms, 2002, 第 3、4 章(γ);
     Higham & Mary, A New Approach to Probabilistic Rounding Error Analysis, 2019(√chain 和 λ)。
 """
 
@@ -26,12 +30,15 @@ import torch
 LAMBDA = 6.0
 
 
-def _bound(norm, path, absolute_sum, chain, length, accumulate):
+def _bound(norm, path, absolute_sum, chain, length, accumulate, random):
     """公式里与累加有关的两项 · the two terms of the bound that come from accumulation."""
     info = torch.finfo(accumulate)
-    size = torch.hypot(norm, path)
-    underflow = length * info.smallest_normal * info.eps / 2
-    bound = LAMBDA * (info.eps / 2) * chain**0.5 * size + underflow
+    u = info.eps / 2
+    if random:
+        bound = LAMBDA * u * chain**0.5 * torch.hypot(norm, path)
+    else:
+        bound = chain * u / (1 - chain * u) * absolute_sum
+    bound += length * info.smallest_normal * u  # 下溢
     # 部分和可能溢出:加法的次序不同,结果可以是有限数、inf 或 NaN,判不出对错
     return torch.where(absolute_sum < info.max, bound, torch.inf)
 
@@ -41,12 +48,13 @@ def _finite(t):
     return torch.nan_to_num(t.double(), nan=0.0, posinf=0.0, neginf=0.0)
 
 
-def dot_bound(x, y, chain):
+def dot_bound(x, y, chain, random=True):
     """点积的误差界 · error bound of a dot product.
 
     Args:
         x, y: 形状 (N,) 的浮点张量,同一 dtype、同一设备。
         chain: 加法链上大约有多少次舍入(乘法也算一次)。
+        random: 数据的次序是随机的;有规律的数据用 False,得到最坏情况的界。
 
     Returns:
         0 维 float64 张量,绝对误差的上界。float64 输入按 float64 累加,其余按 float32。
@@ -58,16 +66,17 @@ def dot_bound(x, y, chain):
     scale = products.abs().max().clamp(min=torch.finfo(torch.float64).tiny)
     norm = scale * (products / scale).norm()  # 先缩放,平方才不会溢出
     path = products.cumsum(0).abs().max()
-    return _bound(norm, path, products.abs().sum(), chain, x.numel(), accumulate)
+    return _bound(norm, path, products.abs().sum(), chain, x.numel(), accumulate, random)
 
 
-def matmul_bound(a, b, chain, out_dtype=torch.float32):
+def matmul_bound(a, b, chain, out_dtype=torch.float32, random=True):
     """矩阵乘法逐元素的误差界 · elementwise error bound of a matrix product.
 
     Args:
         a: 形状 (M, K);b: 形状 (K, N);浮点张量,同一设备。累加类型是 float32。
         chain: 最长的加法链上有多少次舍入;沿 K 逐个累加时是 K。
         out_dtype: 结果的 dtype;比 float32 窄时,界里多一次输出舍入。
+        random: 数据的次序是随机的;有规律的数据用 False,得到最坏情况的界。
 
     Returns:
         形状 (M, N) 的 float64 张量,每个元素的绝对误差上界。
@@ -79,7 +88,8 @@ def matmul_bound(a, b, chain, out_dtype=torch.float32):
     for k in range(K):
         running += torch.outer(a[:, k], b[k])
         path = torch.maximum(path, running.abs())
-    bound = _bound(torch.sqrt((a**2) @ (b**2)), path, a.abs() @ b.abs(), chain, K, torch.float32)
+    norm = torch.sqrt((a**2) @ (b**2))
+    bound = _bound(norm, path, a.abs() @ b.abs(), chain, K, torch.float32, random)
     if out_dtype != torch.float32:
         info = torch.finfo(out_dtype)
         bound += info.eps / 2 * running.abs() + info.smallest_normal * info.eps / 2
@@ -98,6 +108,7 @@ def check_close(got, expected, bound, tile=None, dtype=torch.float32):
 
     Raises:
         TypeError: expected 不是 float64。
+        ValueError: bound 里有 NaN 或负数。
         AssertionError: got 的形状或 dtype 不对,或有元素超出界(NaN 总是超出);信息里有出错的
             个数、前五处的下标、got、expected、差、界和 tile。
     """
@@ -112,15 +123,23 @@ def check_close(got, expected, bound, tile=None, dtype=torch.float32):
             f"the result is {tuple(got.shape)} {got.dtype}, "
             f"expected {tuple(expected.shape)} {dtype}"
         )
+    bound = torch.as_tensor(bound)
+    if not bool((bound >= 0).all()):
+        raise ValueError(
+            f"bound 里的最小值是 {bound.min().item()},应当不是负数或 NaN,请检查算界的输入 · "
+            f"the least bound is {bound.min().item()}, expected none negative or NaN: "
+            f"check what it was computed from"
+        )
     wide = got.double()
     limit = torch.finfo(got.dtype).max
     difference = (wide - expected).abs()
-    ok = difference <= bound  # NaN 比较总是 False
+    ok = (difference <= bound) & difference.isfinite()  # NaN 不是 finite
     # 参考值是 inf 或 NaN(来自输入):结果必须相同
     ok |= (wide == expected) | (wide.isnan() & expected.isnan())
-    # 按界可能溢出:同号的 inf 也对;部分和可能溢出(界是 inf):判不出,但参考值是 NaN 时仍须是 NaN
+    # 按界可能溢出:同号的 inf 也对。部分和可能溢出(界是 inf):任何数都判不出错,
+    # 但参考值是 NaN 时须是 NaN,是 inf 时不能是有限数
     ok |= (expected.abs() + bound > limit) & (wide == expected.sign() * torch.inf)
-    ok |= torch.isinf(torch.as_tensor(bound)) & ~expected.isnan()
+    ok |= bound.isinf() & ~expected.isnan() & ~(expected.isinf() & wide.isfinite())
     if bool(ok.all()):
         return
 

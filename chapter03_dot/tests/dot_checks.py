@@ -75,6 +75,38 @@ def check_offsets_beyond_32_bits(lesson):
     check(lesson, x, x)
 
 
+def check_whole_range(lesson, dtype):
+    # x 很大、y 很小,乘积在中间:经过指数范围更窄的 dtype 就会溢出或变成 0
+    x, y = vectors(1500, dtype, 8)
+    power = 2.0 ** (math.log2(torch.finfo(dtype).max) // 2)
+    check(lesson, x * power, y / power)
+    check(lesson, x / power, y * power)
+
+
+def check_inf_and_nan(lesson):
+    for value in [math.inf, -math.inf, math.nan]:
+        x, y = vectors(1500, torch.float32, 3)
+        x[1400] = value
+        check(lesson, x, y)
+        check(lesson, y, x)
+        y[1400] = 0.0  # inf·0 = NaN
+        check(lesson, x, y)
+
+
+def check_regular_data(lesson):
+    # 舍入误差不像随机数那样抵消,所以用最坏情况的界
+    n = 2**17
+    index = torch.arange(n, device=DEVICE)
+    sawtooth = (index % 128 - 63.5) * 0.1
+    alternating = torch.where(index % 2 == 0, 1 + 2.0**-21, -1.0)
+    ones_after_large = torch.where(index == 0, 2.0**24, 1.0)
+    for x, y in [(sawtooth, 0.3), (alternating, 1.0), (ones_after_large, 1.0)]:
+        y = torch.full_like(x, y)
+        # NumPy 的 sum 先逐个加 16 次,然后才成对相加
+        bound = dot_bound(x, y, chain(n) + 16, random=False)
+        check_close(lesson.triton_dot(x, y).cpu(), reference(x, y), bound.cpu())
+
+
 def check_large(lesson, N):
     # 不用 guarded:逐个核对百万个地址要好几秒
     x, y = vectors(N, torch.float32, N)
@@ -89,5 +121,8 @@ def battery(lesson):
                 x, y = vectors(N, dtype, N)
                 check(lesson, inside(x, fill), inside(y, fill))
         check_strides(lesson, dtype)
+        check_whole_range(lesson, dtype)
+    check_inf_and_nan(lesson)
+    check_regular_data(lesson)
     check_offsets_beyond_32_bits(lesson)
     check_large(lesson, 2 * 2**20 + 1500)  # 部分和多于两片

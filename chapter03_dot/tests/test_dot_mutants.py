@@ -42,6 +42,31 @@ MUTANTS = {
         "输入舍入到 TF32 的 10 位": [
             ("x.to(acc_dtype) * y.to(acc_dtype)", TF32_X + ".to(acc_dtype) * y.to(acc_dtype)")
         ],
+        "输入先舍入到 BF16": [
+            ("x.to(acc_dtype) * y", "x.to(tl.bfloat16).to(acc_dtype) * y"),
+        ],
+        "x 经过 FP16": [
+            ("products = x.to(acc_dtype)", "products = x.to(tl.float16).to(acc_dtype)"),
+        ],
+        "BF16 的 x 经过 FP16": [
+            (
+                "products = x.to(acc_dtype)",
+                "products = (x.to(tl.float16) if x.dtype == tl.bfloat16 else x).to(acc_dtype)",
+            ),
+        ],
+        "inf 和 NaN 当作 0": [
+            (
+                "    # 第5步",
+                "    products = tl.where(tl.abs(products) < float('inf'), products, 0.0)\n"
+                "    # 第5步",
+            ),
+        ],
+        "只有 NaN 当作 0": [
+            (
+                "    # 第5步",
+                "    products = tl.where(products == products, products, 0.0)\n    # 第5步",
+            ),
+        ],
         "忽略 x 的 stride": [("offsets * stride_x", "offsets")],
         "忽略 y 的 stride": [("offsets * stride_y", "offsets")],
         "32 位偏移": [("pid.to(tl.int64) * BLOCK_SIZE", "pid * BLOCK_SIZE")],

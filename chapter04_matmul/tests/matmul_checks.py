@@ -29,8 +29,9 @@ def check(lesson, a, b, block_size=BLOCK):
 
 def check_kernel_on_rectangle(lesson, M, N, K):
     """kernel 本身不限于方阵:行列不等时,tile 的编号弄反了才看得出来。"""
-    a = inside(torch.randn(M, K, device=DEVICE), math.nan)
-    b = inside(torch.randn(K, N, device=DEVICE), math.nan)
+    generator = torch.Generator().manual_seed(M)
+    a = inside(torch.randn(M, K, generator=generator).to(DEVICE), math.nan)
+    b = inside(torch.randn(K, N, generator=generator).to(DEVICE), math.nan)
     grid = (math.ceil(M / BLOCK) * math.ceil(N / BLOCK),)
     with guarded(a, b):
         c = torch.empty((M, N), device=DEVICE)
@@ -63,6 +64,39 @@ def check_strides(lesson, dtype):
         check(lesson, left, right)
 
 
+def check_whole_range(lesson, dtype):
+    # A 很大、B 很小,乘积在中间:经过指数范围更窄的 dtype 就会溢出或变成 0
+    a, b = matrices(33, dtype, 8)
+    power = 2.0 ** (math.log2(torch.finfo(dtype).max) // 2)
+    check(lesson, a * power, b / power)
+    check(lesson, a / power, b * power)
+
+
+def check_inf_and_nan(lesson):
+    for value in [math.inf, -math.inf, math.nan]:
+        a, b = matrices(33, torch.float32, 3)
+        a[32] = value
+        b[:, 5] = 0.0  # inf·0 = NaN
+        c = check(lesson, a, b)
+        assert c[:32].isfinite().all() and not c[32].isfinite().any()
+        check(lesson, b.t(), a.t())
+
+
+def check_regular_data(lesson):
+    # 舍入误差不像随机数那样抵消,所以用最坏情况的界
+    n = 128
+    k = torch.arange(n, device=DEVICE)
+    sawtooth = (k % 32 - 15.5) * 0.1
+    alternating = torch.where(k % 2 == 0, 1 + 2.0**-21, -1.0)
+    ones_after_large = torch.where(k == 0, 2.0**24, 1.0)
+    for row, value in [(sawtooth, 0.3), (alternating, 1.0), (ones_after_large, 1.0)]:
+        a = row.repeat(n, 1)
+        b = torch.full_like(a, value)
+        expected = (a.double() @ b.double()).cpu()
+        bound = matmul_bound(a.cpu(), b.cpu(), n, random=False)
+        check_close(lesson.matmul(a, b, 64).cpu(), expected, bound, (64, 64))
+
+
 def check_offsets_beyond_32_bits(lesson):
     # 行的 stride 是 2^26,只触及 33 行,但最后一行离起点超过 2^31
     n, step = 33, 2**26
@@ -89,4 +123,7 @@ def battery(lesson):
         check(lesson, *matrices(70, torch.float32, block_size), block_size)
     for dtype in DTYPES:
         check_strides(lesson, dtype)
+        check_whole_range(lesson, dtype)
+    check_inf_and_nan(lesson)
+    check_regular_data(lesson)
     check_offsets_beyond_32_bits(lesson)

@@ -65,6 +65,19 @@ MUTANTS = {
             (A_MASK + ", other=0.0).to(tl.float32)", A_MASK + ", other=0.0)"),
             (B_MASK + ", other=0.0).to(tl.float32)", B_MASK + ", other=0.0)"),
         ],
+        "A 经过 FP16": [
+            (A_MASK + ", other=0.0)", A_MASK + ", other=0.0).to(tl.float16)"),
+        ],
+        "BF16 的 B 经过 FP16": [
+            (
+                "        # 第6步",
+                "        if b_ptr.dtype.element_ty == tl.bfloat16:\n"
+                "            b = b.to(tl.float16).to(tl.float32)\n        # 第6步",
+            ),
+        ],
+        "inf 和 NaN 当作 0": [
+            (DOT, DOT.replace("(a,", "(tl.where(tl.abs(a) < float('inf'), a, 0.0),")),
+        ],
         "忽略负视图": [("a.is_neg() != b.is_neg()", "False")],
         "只看 A 的负视图": [("a.is_neg() != b.is_neg()", "a.is_neg() and not b.is_neg()")],
         "K 的循环次数用了 N": [("range(0, K, BLOCK_SIZE)", "range(0, N, BLOCK_SIZE)")],

@@ -306,11 +306,20 @@ def test_picks(two_chapters, case):
     assert result.returncode == 0
 
 
+def test_tests_are_picked_by_the_name_of_their_script(two_chapters):
+    add(two_chapters, "chapter98_a/tests/test_one.py", "def test_a():\n    pass\n")
+    add(two_chapters, "chapter98_a/tests/test_two.py", "def test_a():\n    pass\n")
+    for pick in ["one", "one.py", "test_one"]:
+        result = run(two_chapters, "--test", pick)
+        assert outcomes(result) == [("PASS", "chapter98_a/tests/test_one.py")]
+
+
 @pytest.mark.parametrize("pick", ["fourth", "chapter98", "thre", "*", "common", ""])
 def test_unknown_pick(two_chapters, pick):
     result = run(two_chapters, "one", pick)
     assert (result.returncode, result.stdout) == (2, "")
-    assert pick in result.stderr
+    assert f"“{pick}”" in result.stderr
+    assert len(result.stderr.splitlines()) == 4
     assert [line.strip() for line in result.stderr.splitlines()[-3:]] == [ONE, TWO, THREE]
 
 

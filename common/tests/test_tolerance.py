@@ -76,6 +76,7 @@ def exact(*values):
         ([math.inf], [3.4e38], 1e37),  # 按界可能溢出
         ([math.nan], [5.0], math.inf),  # 部分和可能溢出:inf - inf
         ([-math.inf], [5.0], math.inf),
+        ([math.nan], [math.inf], math.inf),
     ],
 )
 def test_accepts(got, expected, bound):
@@ -93,11 +94,38 @@ def test_accepts(got, expected, bound):
         ([1.0], [math.nan], math.inf),
         ([1.0], [math.inf], 1e30),
         ([-math.inf], [3.4e38], 1e37),
+        ([1.0], [math.inf], math.inf),
     ],
 )
 def test_rejects(got, expected, bound):
     with pytest.raises(AssertionError, match="1 / "):
         check_close(torch.tensor(got), exact(*expected), exact(*[bound] * len(expected)))
+
+
+@pytest.mark.parametrize("bound", [math.nan, -1.0])
+def test_rejects_a_bound_that_is_none(bound):
+    with pytest.raises(ValueError, match="negative or NaN"):
+        check_close(torch.ones(1), exact(1.0), exact(bound))
+
+
+@pytest.mark.parametrize("name", ["sawtooth", "ones after 2^24"])
+def test_worst_case_bound_holds_where_errors_add_up(name):
+    # 逐个累加:舍入误差全都同向,随机数据的界太紧,最坏情况的界仍然成立
+    n = 4096
+    x = (torch.arange(n) % 128 - 63.5) * 0.1 if name == "sawtooth" else torch.ones(n)
+    y = torch.full((n,), 0.3 if name == "sawtooth" else 1.0)
+    if name != "sawtooth":
+        x[0] = 2.0**24
+    total = torch.zeros(())
+    for p in x * y:
+        total += p
+    error = (total.double() - torch.dot(x.double(), y.double())).abs()
+    assert error <= dot_bound(x, y, n, random=False)
+    assert error > 0
+    product = matmul_bound(x[None], y[:, None], n, random=False)
+    assert product.item() == pytest.approx(dot_bound(x, y, n, random=False).item())
+    if name != "sawtooth":
+        assert error > dot_bound(x, y, n)
 
 
 def test_rejects_wrong_shape_and_dtype():
