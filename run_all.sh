@@ -20,7 +20,7 @@ Each script runs in its own process, at most 300 s (a test file 900 s); a failur
 最后一行 · last line: N passed, N failed, N skipped。
 退出状态 · exit status: 0 全部通过, 1 有失败或没有找到脚本, 2 参数有误, 130 被 Ctrl-C 中断。
 
-Python:当前的 python3 若能 import torch、triton、numpy(测试还要 pytest、hypothesis)就用它;
+Python:当前的 python3 若能 import torch、triton、numpy(测试还要 pytest、hypothesis、matplotlib)就用它;
 否则按 requirements.txt 在仓库里建立 .venv 并使用。没有 GPU 时自动用 Triton 解释器。
 The current python3 is used if it has the packages; else .venv is made from requirements.txt.
 EOF
@@ -87,7 +87,7 @@ if [ "$(uname -s)" != Linux ]; then
     exit 1
 fi
 modules="torch, triton, numpy"
-[ $mode = tests ] && modules="$modules, pytest, hypothesis"
+[ $mode = tests ] && modules="$modules, pytest, hypothesis, matplotlib"
 can_import() { "$1" -c "import $modules" >/dev/null 2>&1; }
 
 python=python3

@@ -23,7 +23,7 @@ import torch
 import triton
 import triton.language as tl
 
-BLOCK_SIZE = 1024  # 阶段1:每个 program 处理多少个元素
+BLOCK_SIZE = 8192  # 阶段1:每个 program 处理多少个元素
 TILE_SIZE = 1024  # 阶段2:每次循环取多少个部分和
 
 
@@ -112,7 +112,7 @@ def triton_dot(x, y):
     # 第10步 启动 · launch: 同一个 stream 上,阶段2 必在阶段1 之后
     with on_device_of(x):
         dot_kernel_stage1[(num_blocks,)](
-            x, y, partial, N, x.stride(0), y.stride(0), BLOCK_SIZE=BLOCK_SIZE
+            x, y, partial, N, x.stride(0), y.stride(0), BLOCK_SIZE=BLOCK_SIZE, num_warps=16
         )
         dot_kernel_stage2[(1,)](partial, out, num_blocks, TILE_SIZE=TILE_SIZE)
     # 负视图 (neg view) 的负号只记在张量上、不在内存里,所以在这里补上

@@ -16,7 +16,6 @@ def check_tensors(dtypes, **tensors):
         TypeError: 不是 torch.Tensor、不是 strided 布局、dtype 不被允许、或彼此 dtype 不同。
         ValueError: 不在同一设备、不在 kernel 运行的设备上、或在 grad 模式下 requires_grad。
     """
-    allowed = ", ".join(str(dtype) for dtype in dtypes)
     for name, t in tensors.items():
         if not isinstance(t, torch.Tensor):
             raise TypeError(
@@ -29,21 +28,21 @@ def check_tensors(dtypes, **tensors):
                 f"{name} has layout {t.layout}, expected torch.strided: call {name}.to_dense()"
             )
         if t.dtype not in dtypes:
+            allowed = ", ".join(str(dtype) for dtype in dtypes)
             raise TypeError(
                 f"{name} 的 dtype 是 {t.dtype},应为 {allowed} 之一,请先 {name}.to(...) · "
                 f"{name} has dtype {t.dtype}, expected one of {allowed}: convert it with .to(...)"
             )
 
-    names = "、".join(tensors)
-    english_names = " and ".join(tensors)
-    found_dtypes = ", ".join(str(t.dtype) for t in tensors.values())
+    names, english_names = "、".join(tensors), " and ".join(tensors)
     if len({t.dtype for t in tensors.values()}) > 1:
+        found_dtypes = ", ".join(str(t.dtype) for t in tensors.values())
         raise TypeError(
             f"{names} 的 dtype 是 {found_dtypes},应当相同,请用 .to(...) 统一 · "
             f"{english_names} have dtypes {found_dtypes}, expected the same: convert one of them"
         )
-    found_devices = ", ".join(str(t.device) for t in tensors.values())
     if len({t.device for t in tensors.values()}) > 1:
+        found_devices = ", ".join(str(t.device) for t in tensors.values())
         raise ValueError(
             f"{names} 在设备 {found_devices} 上,应在同一设备,请用 .to(device) 移到一起 · "
             f"{english_names} are on {found_devices}, expected one device: "

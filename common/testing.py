@@ -78,6 +78,10 @@ class _Watch:
         self._inspect("读 read", pointers, mask, self.readable, self.writable)
         return self.memory.load(pointers, mask, *rest)
 
+    def atomic_rmw(self, operation, pointers, value, mask, semantics):
+        self._inspect("原子读写 atomic", pointers, mask, self.writable)
+        return self.memory.atomic_rmw(operation, pointers, value, mask, semantics)
+
     def store(self, pointers, value, mask):
         self._inspect("写 write", pointers, mask, self.writable)
         return self.memory.store(pointers, value, mask)
@@ -87,7 +91,8 @@ class _Watch:
 def guarded(*inputs):
     """监视一次调用的内存 · watch the memory of a call.
 
-    torch.empty 给出的输出先填 NaN(没写到的元素因此通不过检查),四周是 CANARY,退出时必须完好。
+    torch.empty 给出的输出先填 NaN(没写到的元素因此通不过检查),四周是 CANARY,退出时必须完好;
+    torch.zeros 给出的计数器也可以读写。
     在解释器里还逐个核对地址:读只能落在输入和输出的元素上,写只能落在输出的元素上。
     这能看见结果里看不见的越界,例如读了不存在的行、却没有写回它的结果。
 
@@ -97,9 +102,9 @@ def guarded(*inputs):
     Raises:
         AssertionError: 读到了输入之外,或写到了输出之外。
     """
-    real_empty = torch.empty
+    real_empty, real_zeros = torch.empty, torch.zeros
     outputs = []
-    watch = _Watch(interpreter._interpreter, inputs)
+    watch = _Watch(interpreter._interpreter, inputs) if INTERPRETED else None
 
     def empty(*size, **options):
         out = real_empty(*size, **options)
@@ -109,15 +114,23 @@ def guarded(*inputs):
         out = inside(out.fill_(torch.nan).reshape(shape or (1,)), CANARY)
         out = out if shape else out[0]
         outputs.append(out)
-        watch.allow(out)
+        if watch:
+            watch.allow(out)
+        return out
+
+    def zeros(*size, **options):
+        out = real_zeros(*size, **options)
+        if watch:
+            watch.allow(out)
         return out
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(torch, "empty", empty))
-        if INTERPRETED:
+        stack.enter_context(mock.patch.object(torch, "zeros", zeros))
+        if watch:
             stack.enter_context(mock.patch.object(interpreter, "_interpreter", watch))
         yield
-    if watch.faults:
+    if watch and watch.faults:
         raise AssertionError(
             f"越界访问 {len(watch.faults)} 次 · out-of-bounds accesses: {watch.faults[0]}"
         )

@@ -9,12 +9,16 @@ from dot_checks import (
     DTYPES,
     chain,
     check,
+    check_every_block,
     check_inf_and_nan,
     check_large,
+    check_many_partials,
     check_offsets_beyond_32_bits,
     check_regular_data,
+    check_repeats,
     check_strides,
     check_whole_range,
+    edges,
     reference,
     vectors,
 )
@@ -23,7 +27,6 @@ import numpy as np
 import torch
 
 SCRIPTS = [path for path in LESSONS.values() if path.parent.name == "chapter03_dot"]
-EDGES = [0, 1, 2, 15, 16, 17, 1023, 1024, 1025, 2047, 2048, 2049, 4095, 4096, 4097, 5000, 7168]
 
 
 @pytest.fixture(params=SCRIPTS, ids=lambda path: path.stem)
@@ -34,7 +37,7 @@ def lesson(request):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("fill", [math.nan, 5.0])
 def test_sizes_on_both_sides_of_every_edge(lesson, dtype, fill):
-    for seed, N in enumerate(EDGES):
+    for seed, N in enumerate(edges(lesson)):
         x, y = vectors(N, dtype, seed)
         check(lesson, inside(x, fill), inside(y, fill))
 
@@ -63,7 +66,26 @@ def test_known_values(lesson):
 
 @pytest.mark.parametrize("N", [100_000, 1_000_000])
 def test_large(lesson, N):
+    if INTERPRETED and lesson.__name__ == "dot_compensated":
+        N //= 50  # 解释器里每个块约 3 毫秒,块又小
     check_large(lesson, N)
+
+
+def test_every_block(lesson):
+    check_every_block(lesson)
+
+
+@compiled_only
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_large_blocks(lesson, dtype):
+    for N in [2**25 + 1, 2**25 + 8]:
+        x, y = vectors(N, dtype, 13)
+        check(lesson, x, y)
+        check(lesson, x[::3], y[::3])
+
+
+def test_many_partials(lesson):
+    check_many_partials(lesson)
 
 
 def test_inf_and_nan_come_out(lesson):
@@ -91,14 +113,12 @@ def test_more_than_2_31_elements(lesson):
         result = lesson.triton_dot(x, x)
     expected = sum(part.double().square().sum() for part in x.split(2**28))
     # 全是正数,所以部分和不超过结果
-    bound = 6 * 2**-24 * math.sqrt(chain(N)) * math.sqrt(2) * expected
+    bound = 6 * 2**-24 * math.sqrt(chain(lesson, N)) * math.sqrt(2) * expected
     check_close(result, expected, bound)
 
 
 def test_same_bits_twenty_times(lesson):
-    x, y = vectors(50_000, torch.float32, 4)
-    results = {lesson.triton_dot(x, y).item() for _ in range(20)}
-    assert len(results) == 1
+    check_repeats(lesson)
 
 
 def test_inputs_stay_as_they_were(lesson):
@@ -110,9 +130,10 @@ def test_inputs_stay_as_they_were(lesson):
 
 def test_torch_compile(lesson):
     compiled = torch.compile(lesson.triton_dot)
-    for N in [32, 257, 5000]:
+    for N in [32, 257, 5000, 257]:
         x, y = vectors(N, torch.float32, N)
-        check_close(compiled(x, y).cpu(), reference(x, y), dot_bound(x, y, chain(x.numel())).cpu())
+        bound = dot_bound(x, y, chain(lesson, N))
+        check_close(compiled(x, y).cpu(), reference(x, y), bound.cpu())
 
 
 @compiled_only
@@ -126,7 +147,7 @@ def test_cuda_graph(lesson):
         for old, new in zip((x, y), vectors(50_000, torch.float32, seed), strict=True):
             old.copy_(new)
         graph.replay()
-        check_close(result.cpu(), reference(x, y), dot_bound(x, y, chain(x.numel())).cpu())
+        check_close(result.cpu(), reference(x, y), dot_bound(x, y, chain(lesson, 50_000)).cpu())
 
 
 @pytest.mark.skipif(
@@ -152,7 +173,6 @@ BAD_INPUTS = {
     "2-d": (ValueError, ones.view(2, 4), ones.view(2, 4), "(2, 4)"),
     "lengths differ": (ValueError, ones, ones[:7], "(7,)"),
     "broadcast": (ValueError, ones, ones[:1], "(1,)"),
-    "too long": (ValueError, ones[:1].expand(2**40 + 1), ones[:1].expand(2**40 + 1), "2^40"),
     "meta device": (ValueError, ones, ones.to("meta"), "meta"),
     "both on meta": (ValueError, ones.to("meta"), ones.to("meta"), "meta"),
     "needs grad": (ValueError, ones.clone().requires_grad_(), ones, "requires_grad=True"),
@@ -185,5 +205,5 @@ def test_requires_grad_is_fine_without_grad_mode(lesson):
 def test_verify(lesson, capsys):
     lesson.verify()
     out = capsys.readouterr().out
-    for word in ["Triton结果", "PyTorch参考", "误差", "N=1000000"]:
+    for word in ["Triton结果", "PyTorch参考", "误差", "N=1000\n", "全部通过"]:
         assert word in out

@@ -22,3 +22,11 @@ def test_nothing_is_launched_for_an_empty_vector(monkeypatch):
     monkeypatch.setattr(dot_basic, "dot_kernel_stage2", None)
     x = torch.ones(0, device=DEVICE, dtype=torch.float16)
     assert dot_basic.triton_dot(x, x).item() == 0
+
+
+def test_more_programs_than_a_grid_holds_is_refused():
+    x = torch.ones(1, device=DEVICE).expand(2**40 + 1)
+    with pytest.raises(ValueError, match="2\\^40") as caught:
+        dot_basic.triton_dot(x, x)
+    chinese, english = str(caught.value).split(" · ")
+    assert "\n" not in chinese and not chinese.isascii() and english.isascii()

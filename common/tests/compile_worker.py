@@ -43,7 +43,10 @@ def dot_cases():
             (1000, 1, 1, 0),  # 每个目标
             (1, 1, 1, 0),
             (1024, 1, 1, 0),
-            (2**20, 1, 1, 0),
+            (4096, 1, 1, 0),
+            (2**20, 1, 1, 0),  # FP32 时每个目标
+            (2**26, 1, 1, 0),  # FP32 时每个目标
+            (2**26 + 1, 1, 1, 0),
             (100_000, 2, 1, 0),
             (1000, 3, 16, 1),  # 从 1 开始:指针不再对齐 16 字节
             (1000, 2**31 + 1, 2**31 + 1, 0),
@@ -53,7 +56,9 @@ def dot_cases():
                 torch.empty_strided((N + start,), (stride,), dtype=dtype, device="meta")[start:]
                 for stride in (stride_x, stride_y)
             )
-            everywhere = (N, stride_x, stride_y) == (1000, 1, 1)
+            everywhere = (N, stride_x) == (1000, 1) or (
+                N in (2**20, 2**26) and dtype == torch.float32
+            )
             yield f"{dtype} N={N} stride={stride_x},{stride_y}", everywhere, (x, y)
 
 
@@ -96,6 +101,26 @@ def registers_and_local(kernel, target):
     return int(fields["REG"]), int(fields["STACK"]) + int(fields["LOCAL"])
 
 
+def fma_and_mul(kernel, target):
+    """机器指令里有多少次乘加、多少次乘 · how many FMAs and multiplications there are.
+
+    加数是 0 (RZ) 的乘加算作乘法。
+    """
+    if target in HIP:
+        text = kernel.asm["amdgcn"]
+        fma, mul, zero = r"v_\w*fmac?_f\d+.*", r"v_\w*mul_f\d+", r", 0\b(?! *op_sel:\[)"
+    else:
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
+            cubin.write(kernel.asm["cubin"])
+            cubin.flush()
+            command = [triton.knobs.nvidia.nvdisasm.path, cubin.name]
+            text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        fma, mul, zero = r"\b[FD]FMA2?\b.*", r"\b[FD]MUL2?\b", r"RZ *;"
+    fmas = re.findall(fma, text)
+    products = [line for line in fmas if re.search(zero, line)]
+    return len(fmas) - len(products), len(re.findall(mul, text)) + len(products)
+
+
 def facts(kernel, target):
     """测试要看的事实 · what the tests look at."""
     ttir = kernel.asm["ttir"]
@@ -130,6 +155,7 @@ def compile_lesson(path, target, only):
     rows = []
     seen = set()
     launch = JITFunction.run
+    uses_fma = "tl.fma(" in Path(path).read_text(encoding="utf-8")
 
     def compile_instead(self, *args, grid, warmup, **kwargs):
         row = {"target": target, "case": case, "kernel": self.__name__}
@@ -141,6 +167,8 @@ def compile_lesson(path, target, only):
         if kernel.hash not in seen:
             seen.add(kernel.hash)
             rows.append(row | facts(kernel, target))
+            if uses_fma:
+                rows[-1]["fma"], rows[-1]["mul"] = fma_and_mul(kernel, target)
 
     driver = SimpleNamespace(
         get_current_target=lambda: TARGETS[target],
@@ -149,10 +177,20 @@ def compile_lesson(path, target, only):
     )
     triton.runtime.driver.set_active(driver)
     JITFunction.run = compile_instead
+    if hasattr(lesson, "multiprocessors"):  # 没有 GPU 可问,取 H200 的数目
+        lesson.multiprocessors = lambda device: 132
+        lesson.take_scratch = lambda device, dtype: (
+            torch.empty(1, dtype=dtype, device=device),
+            torch.empty(1, dtype=torch.int32, device=device),
+        )
     is_dot = "triton_dot" in vars(lesson)
     for case, everywhere, arguments in dot_cases() if is_dot else matmul_cases():
         if only in case and (everywhere or target in ALL_CASES):
             (lesson.triton_dot if is_dot else lesson.matmul)(*arguments)
+            if hasattr(lesson, "dot_kernel_atomic") and "float32" in case:  # 反例,只用于 FP32
+                x, y = arguments
+                out = torch.empty((), device="meta")
+                lesson.dot_kernel_atomic[(1,)](x, y, out, len(x), BLOCK_SIZE=lesson.BLOCK_SIZE)
     JITFunction.run = launch
 
     kernels = {name: v for name, v in vars(lesson).items() if isinstance(v, JITFunction)}

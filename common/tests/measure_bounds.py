@@ -34,7 +34,7 @@ def dot_ratio(n, dtype):
     """一次点积的 误差/界 · error over bound of one dot product."""
     x, y = (torch.randn(n, device=DEVICE).to(dtype) for _ in range(2))
     exact = torch.dot(x.double(), y.double())
-    return (dot_basic.triton_dot(x, y) - exact).abs() / dot_bound(x, y, chain(n))
+    return (dot_basic.triton_dot(x, y) - exact).abs() / dot_bound(x, y, chain(dot_basic, n))
 
 
 def matmul_ratio(n, dtype):

@@ -15,8 +15,6 @@ WAITING = {
     "split-K 的部分和舍入到 FP16": "matmul_split_k",
     "M=3、K=0、N=5 得到全 0(基础 lesson 只接受方阵)": "matmul_grouped",
     "用 FP16 调优之后,以同样的形状传入 FP32": "matmul_grouped",
-    "无误差变换被编译器的收缩 (contraction) 破坏": "dot_compensated",
-    "program 之间互相等待,在解释器里死锁": "dot_single_pass",
 }
 
 
@@ -33,4 +31,6 @@ def test_two_processes_share_an_empty_cache(stem, tmp_path):
     both = [subprocess.Popen(command, env=env, stdout=subprocess.PIPE) for _ in range(2)]
     outputs = [process.communicate(timeout=200)[0].decode() for process in both]
     assert [process.returncode for process in both] == [0, 0]
-    assert outputs[0] == outputs[1] and "全部通过" in outputs[0]
+    # 反例 atomic_add 的结果有几种,每次不同
+    first, second = ([line for line in out.splitlines() if "atomic" not in line] for out in outputs)
+    assert first == second and "全部通过" in outputs[0]

@@ -66,6 +66,25 @@ def test_writing_into_the_input_is_seen():
         copy_kernel[(1,)](x, x, 0, 0, 16, BLOCK=16)
 
 
+@triton.jit
+def count_kernel(counter_ptr, where):
+    tl.atomic_add(counter_ptr + where, 1)
+
+
+def count(where):
+    with guarded(torch.ones(1, device=DEVICE)):
+        counter = torch.zeros(1, device=DEVICE, dtype=torch.int32)
+        count_kernel[(3,)](counter, where)
+    return counter.item()
+
+
+def test_atomics_are_seen():
+    assert count(0) == 3
+    if INTERPRETED:  # 编译模式里,计数器之外的内存没有人看守
+        with pytest.raises(AssertionError, match="atomic"):
+            count(1)
+
+
 def test_canary_is_exact_in_every_dtype():
     for dtype in [torch.float16, torch.bfloat16, torch.float32]:
         assert torch.tensor(CANARY, dtype=dtype).item() == CANARY

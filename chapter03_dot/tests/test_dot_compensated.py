@@ -1,0 +1,105 @@
+"""补偿求和的性质 · what the compensated lesson promises beyond the others."""
+
+import math
+from fractions import Fraction
+
+import dot_basic
+import dot_compensated
+import pytest
+from common import DEVICE
+from dot_checks import check_twice_the_precision
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def exact_kernel(
+    a_ptr, b_ptr, out_ptr, n, PRODUCT: tl.constexpr, FUSED_FMA: tl.constexpr, BLOCK: tl.constexpr
+):
+    offsets = tl.arange(0, BLOCK)
+    mask = offsets < n
+    a = tl.load(a_ptr + offsets, mask=mask, other=0.0)
+    b = tl.load(b_ptr + offsets, mask=mask, other=0.0)
+    if PRODUCT:
+        value, error = dot_compensated.two_product(a, b, FUSED_FMA)
+    else:
+        value, error = dot_compensated.two_sum(a, b)
+    tl.store(out_ptr + offsets, value, mask=mask)
+    tl.store(out_ptr + n + offsets, error, mask=mask)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("product", [False, True])
+@pytest.mark.parametrize("split", [False, True])
+def test_without_error(dtype, product, split):
+    if product and not split and not dot_compensated.FUSED_FMA:
+        pytest.skip("这个版本的解释器里 tl.fma 舍入两次 · tl.fma is not fused here")
+    generator = torch.Generator().manual_seed(1)
+    n = 1000
+    a, b = (
+        (
+            torch.randn(n, generator=generator, dtype=torch.float64)
+            * 2.0 ** torch.randint(-20, 20, (n,), generator=generator)
+        ).to(dtype)
+        for _ in range(2)
+    )
+    out = torch.empty(2 * n, dtype=dtype, device=DEVICE)
+    exact_kernel[(1,)](
+        a.to(DEVICE),
+        b.to(DEVICE),
+        out,
+        n,
+        PRODUCT=product,
+        FUSED_FMA=not split,
+        BLOCK=1024,
+        enable_fp_fusion=False,
+    )
+    values, errors = out.cpu().view(2, n).tolist()
+    lost = 0
+    for x, y, value, error in zip(a.tolist(), b.tolist(), values, errors, strict=True):
+        exact = Fraction(x) * Fraction(y) if product else Fraction(x) + Fraction(y)
+        assert Fraction(value) + Fraction(error) == exact
+        lost += error != 0
+    assert lost > n / 4  # 确实有零头
+
+
+def test_twice_the_precision():
+    check_twice_the_precision(dot_compensated)
+
+
+def test_the_basic_lesson_has_only_once_the_precision():
+    # 同样的向量能看出差别:检查本身不是空的
+    generator = torch.Generator().manual_seed(2)
+    x, y = dot_compensated.ill_conditioned(1000, 1e5, generator)
+    exact = dot_compensated.exact_dot(x, y)
+    assert abs(dot_basic.triton_dot(x, y).item() - exact) > 100 * 2.0**-24 * abs(exact)
+    assert abs(dot_compensated.triton_dot(x, y).item() - exact) <= 2.0**-23 * abs(exact)
+
+
+@pytest.mark.parametrize("target", [1e2, 1e6, 1e10, 1e14])
+def test_ill_conditioned_vectors(target):
+    conditions = []
+    for seed in range(5):
+        x, y = dot_compensated.ill_conditioned(300, target, torch.Generator().manual_seed(seed))
+        assert x.shape == y.shape == (300,) and x.dtype == y.dtype == torch.float32
+        exact = sum(Fraction(a) * Fraction(b) for a, b in zip(x.tolist(), y.tolist(), strict=True))
+        assert float(exact) == dot_compensated.exact_dot(x, y)
+        magnitude = dot_compensated.exact_dot(x.abs(), y.abs())
+        conditions.append(math.log10(2 * magnitude / abs(exact)))
+    assert abs(sorted(conditions)[2] - math.log10(target)) < 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_narrow_inputs_are_within_one_ulp(dtype):
+    generator = torch.Generator().manual_seed(3)
+    x, y = (torch.randn(700, generator=generator).to(dtype).to(DEVICE) for _ in range(2))
+    exact = dot_compensated.exact_dot(x.float(), y.float())
+    ulp = 2.0 ** (math.floor(math.log2(abs(exact))) - 23)
+    assert abs(dot_compensated.triton_dot(x, y).item() - exact) <= ulp
+
+
+def test_inf_where_the_sum_overflows():
+    x = torch.full((100,), 1e38, device=DEVICE)
+    assert dot_compensated.triton_dot(x, torch.ones_like(x)).item() == math.inf
