@@ -165,9 +165,12 @@ def multiprocessors(device):
     """GPU 上 multiprocessor 的个数 · how many multiprocessors there are."""
     if INTERPRETED:
         return 2
-    return torch.get_device_module(device).get_device_properties(device).multi_processor_count
+    properties = torch.get_device_module(device).get_device_properties(device)
+    # Intel 的名字不同
+    return getattr(properties, "multi_processor_count", 0) or properties.gpu_subslice_count
 
 
+_kept = []  # 所有的计数器:录进 graph 的启动一直要用,所以永不释放
 _unused = {}  # device → 还没有用过的计数器
 _of_stream = {}  # (device, stream, dtype) → 这个 stream 的 (部分和, 计数器)
 
@@ -190,6 +193,7 @@ def take_scratch(device, dtype):
         counters = torch.zeros(4 * COUNTERS, device=device, dtype=torch.int32)
         if not INTERPRETED:
             torch.accelerator.synchronize(device)  # 别的 stream 用它之前,必须已经是 0
+        _kept.append(counters)
         _unused[device] = list(counters.split(4))
     if _unused.get(device):
         counter = _unused[device].pop()
@@ -246,8 +250,9 @@ def triton_dot(x, y):
             N 任意(可以是 0),stride 任意(切片、expand、负视图都不复制)。
 
     Returns:
-        0 维张量,float32(输入 float64 时是 float64)。如同用两倍精度累加、最后舍入一次;
-        同一块 GPU 上每次逐位相同。乘积小于最小的 normal 时,舍掉的零头也会下溢。
+        0 维张量,float32(输入 float64 时是 float64)。如同用两倍精度累加、最后舍入一次:
+        相对误差不超过 u + γ²·条件数,γ = u·(加法链的长度);同一块 GPU 上每次逐位相同。
+        乘积小于约 2^-102(float64 是 2^-968)时,舍掉的零头会下溢,只剩普通的精度。
 
     Raises:
         TypeError: 不是张量、dtype 不支持、或两个 dtype 不同。
@@ -288,13 +293,13 @@ def exact_dot(x, y):
 
 
 def ill_conditioned(n, condition, generator):
-    """条件数约为 condition 的一对向量 · two vectors whose dot product is ill-conditioned.
+    """条件数很大的一对向量 · two vectors whose dot product is ill-conditioned.
 
     前一半的指数随机散布;后一半逐个挑选 y,使已有的和一步步抵消,直到只剩约 1。
 
     Args:
         n: 长度,至少 6。
-        condition: 条件数 2·Σ|x·y| / |Σ x·y| 的目标,1 到 1e15。
+        condition: 条件数 2·Σ|x·y| / |Σ x·y| 的目标,1 到 1e15;实际的常大几十到几百倍。
         generator: torch.Generator(CPU)。
 
     Returns:

@@ -30,6 +30,7 @@ import triton.language as tl
 SMALL_BLOCK, BLOCK_SIZE, LARGE_BLOCK = 1024, 4096, 65536  # 每个 program 每次处理多少个元素
 MEDIUM, LARGE = 2**18, 2**25  # N 超过它们时换成更大的块
 TILE_SIZE = 1024  # 汇总时每次取多少个部分和
+MOST_PER_SM = 32  # 每个 multiprocessor 最多分到几个 program
 COUNTERS = 4096  # 每块 GPU 预备多少个计数器
 
 
@@ -117,7 +118,9 @@ def multiprocessors(device):
     """GPU 上 multiprocessor 的个数 · how many multiprocessors there are."""
     if INTERPRETED:
         return 2
-    return torch.get_device_module(device).get_device_properties(device).multi_processor_count
+    properties = torch.get_device_module(device).get_device_properties(device)
+    # Intel 的名字不同
+    return getattr(properties, "multi_processor_count", 0) or properties.gpu_subslice_count
 
 
 def choose(N, contiguous, device):
@@ -131,11 +134,16 @@ def choose(N, contiguous, device):
     elif N <= LARGE or not contiguous:
         block_size, num_warps, per_sm = BLOCK_SIZE, 8, 4  # 恰好装满:每个 SM 4·8 个 warp
     else:
-        block_size, num_warps, per_sm = LARGE_BLOCK, 8, 32  # 连续的长段;先做完的接着做下一个
+        block_size, num_warps, per_sm = (
+            LARGE_BLOCK,
+            8,
+            MOST_PER_SM,
+        )  # 连续的长段;先做完的接着做下一个
     num_programs = min(triton.cdiv(N, block_size), per_sm * multiprocessors(device))
     return num_programs, block_size, num_warps
 
 
+_kept = []  # 所有的计数器:录进 graph 的启动一直要用,所以永不释放
 _unused = {}  # device → 还没有用过的计数器
 _of_stream = {}  # (device, stream, dtype) → 这个 stream 的 (部分和, 计数器)
 
@@ -152,12 +160,13 @@ def take_scratch(device, dtype):
     if not capturing and key in _of_stream:
         return _of_stream[key]
 
-    partial = torch.empty(32 * multiprocessors(device), device=device, dtype=dtype)
+    partial = torch.empty(MOST_PER_SM * multiprocessors(device), device=device, dtype=dtype)
     if not capturing and not _unused.get(device):
         # 每 16 字节一个:指针的对齐都相同,kernel 只编译一次
         counters = torch.zeros(4 * COUNTERS, device=device, dtype=torch.int32)
         if not INTERPRETED:
             torch.accelerator.synchronize(device)  # 别的 stream 用它之前,必须已经是 0
+        _kept.append(counters)
         _unused[device] = list(counters.split(4))
     if _unused.get(device):
         counter = _unused[device].pop()

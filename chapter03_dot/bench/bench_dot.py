@@ -412,10 +412,12 @@ def main():
     if importlib.util.find_spec("matplotlib") is None:
         sys.exit("缺少 matplotlib · matplotlib is missing: pip install matplotlib")
     if not draw_only:
+        if not os.access(HERE, os.W_OK):
+            sys.exit(f"不能写 {HERE},请换一个可写的副本 · cannot write there: use a writable copy")
         measure_all(HERE)
     for name in PARTS:
-        if not (HERE / name).exists():
-            sys.exit(f"没有 {name},请先在 GPU 上测量 · {name} is missing: measure on a GPU first")
+        if not (HERE / name).exists() or not read_rows(HERE / name):
+            sys.exit(f"{name} 没有数据,请先在 GPU 上测量 · {name} has no data: measure on a GPU")
     draw(HERE)
     print(tables(HERE), end="")
 

@@ -1,6 +1,7 @@
 """第3章测试共用的检查 · the checks that the tests of chapter 3 share."""
 
 import math
+from fractions import Fraction
 from unittest import mock
 
 from common import DEVICE, check_close, dot_bound
@@ -177,7 +178,16 @@ def check_twice_the_precision(lesson):
         if condition <= 1e7:
             tolerance = 2.0 ** (math.floor(math.log2(abs(exact))) - 23) / abs(exact)
         bound = torch.tensor(tolerance * abs(exact), dtype=torch.float64)
-        check_close(lesson.triton_dot(x, y).cpu(), torch.tensor(exact).double(), bound)
+        for tile_size in [lesson.TILE_SIZE, 1]:  # 汇总时一片、许多片
+            with mock.patch.object(lesson, "TILE_SIZE", tile_size):
+                check_close(lesson.triton_dot(x, y).cpu(), torch.tensor(exact).double(), bound)
+    # float64:后一半几乎抵消前一半
+    v, w = (t.cpu() for t in vectors(100, torch.float64, 14))
+    x, y = torch.cat([v, -v]), torch.cat([w, w * (1 + 2.0**-40 * v)])
+    terms = [Fraction(a) * Fraction(b) for a, b in zip(x.tolist(), y.tolist(), strict=True)]
+    exact, condition = sum(terms), float(2 * sum(map(abs, terms)) / abs(sum(terms)))
+    error = abs(Fraction(lesson.triton_dot(x.to(DEVICE), y.to(DEVICE)).item()) - exact) / abs(exact)
+    assert error <= 2.0**-53 + 2 * 2.0**-106 * condition, f"float64: {float(error):.2e}"
     # 收缩 (contraction) 或重新结合都会把 512 变成 0
     x = torch.tensor([1e8, 1.0, -1e8, 1.0], device=DEVICE).repeat(256)
     assert lesson.triton_dot(x, torch.ones_like(x)).item() == 512

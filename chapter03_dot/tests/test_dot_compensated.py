@@ -7,7 +7,7 @@ import dot_basic
 import dot_compensated
 import pytest
 from common import DEVICE
-from dot_checks import check_twice_the_precision
+from dot_checks import chain, check_twice_the_precision, num_programs
 
 import torch
 import triton
@@ -76,6 +76,19 @@ def test_the_basic_lesson_has_only_once_the_precision():
     exact = dot_compensated.exact_dot(x, y)
     assert abs(dot_basic.triton_dot(x, y).item() - exact) > 100 * 2.0**-24 * abs(exact)
     assert abs(dot_compensated.triton_dot(x, y).item() - exact) <= 2.0**-23 * abs(exact)
+
+
+@pytest.mark.parametrize("loops", [30, 100])
+def test_systematic_rounding_stays_within_the_theory(loops):
+    # 每次循环舍掉的零头都同向:误差到 γ²·条件数,超过随机数据的 2·u²·条件数
+    width = dot_compensated.BLOCK_SIZE * num_programs(dot_compensated)
+    x = torch.full((loops * width,), 2.0**-26 * 0.7, device=DEVICE)
+    x[:width], x[-width:] = 1.0, -1.0
+    exact = dot_compensated.exact_dot(x, torch.ones_like(x))
+    condition = 2 * dot_compensated.exact_dot(x.abs(), torch.ones_like(x)) / abs(exact)
+    error = abs(dot_compensated.triton_dot(x, torch.ones_like(x)).item() - exact) / abs(exact)
+    gamma = chain(dot_compensated, len(x)) * 2.0**-24
+    assert error <= 2.0**-24 + gamma**2 * condition
 
 
 @pytest.mark.parametrize("target", [1e2, 1e6, 1e10, 1e14])

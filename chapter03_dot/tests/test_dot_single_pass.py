@@ -5,7 +5,7 @@ from unittest import mock
 import pytest
 from common import DEVICE, INTERPRETED, check_close, dot_bound
 from common.testing import LESSONS, compiled_only, load_lesson
-from dot_checks import chain, check_large, reference, vectors
+from dot_checks import chain, check_large, num_programs, reference, vectors
 
 import torch
 from triton.runtime.jit import KernelInterface
@@ -50,6 +50,38 @@ def test_scratch_is_reused_on_one_stream(lesson):
     ((same_partial, same_counter),) = lesson._of_stream.values()
     assert same_partial is partial and same_counter is counter
     assert counter[0] == 0 and counter.data_ptr() % 16 == 0
+
+
+def test_dtypes_take_turns_on_one_stream(lesson):
+    N = many(lesson)
+    for _ in range(2):
+        for dtype in [torch.float32, torch.float64, torch.float16]:
+            x, y = vectors(N, dtype, 5)
+            result = lesson.triton_dot(x, y)
+            bound = dot_bound(x, y, chain(lesson, N))
+            check_close(result.cpu(), reference(x, y), bound.cpu(), dtype=result.dtype)
+
+
+def test_scratch_holds_every_partial(lesson):
+    partial, _ = lesson.take_scratch(DEVICE, torch.float32)
+    if hasattr(lesson, "choose"):
+        for N in [5000, 2**18 + 1, 2**25, 2**25 + 8, 2**35, 2**35 + 1]:
+            for contiguous in [True, False]:
+                assert lesson.choose(N, contiguous, DEVICE)[0] <= len(partial)
+    else:
+        assert 2 * num_programs(lesson) <= len(partial)
+
+
+def test_counters_outlive_the_stock(lesson):
+    # 录进 graph 的启动一直要用它的计数器:即使别的都扔掉,也不能释放
+    check_large(lesson, many(lesson))
+    ((_, counter),) = lesson._of_stream.values()
+    lesson._unused.clear()
+    lesson._of_stream.clear()
+    assert any(
+        kept.data_ptr() <= counter.data_ptr() < kept.data_ptr() + kept.nbytes
+        for kept in lesson._kept
+    )
 
 
 def test_an_aborted_launch_leaves_nothing_behind(lesson):

@@ -126,9 +126,13 @@ def facts(kernel, target):
     ttir = kernel.asm["ttir"]
     assembly = kernel.asm["amdgcn" if target in HIP else "ptx"]
     registers, local = registers_and_local(kernel, target)
+    before, atomic, after = assembly.partition("atom.global")
     return {
         "shared": kernel.metadata.shared,
         "registers": registers,
+        # 最后到达者汇总:报到之前写部分和;之后只写结果、计数器归零
+        "atomic": atomic and target in CUDA and after[:20].split()[0],
+        "stores_after_atomic": len(re.findall(r"st\.global", after)) if atomic else 0,
         "local": local,
         # ieee 是默认值,TTIR 里不写出来;AMD 的指令把 TF32 叫 XF32
         "not_ieee": re.findall(r"inputPrecision = (?!ieee)\w+", ttir)

@@ -107,7 +107,27 @@ def contracted(result):
     return [row for row in compiled(result) if row.get("fma", 0) > row.get("mul", 0)]
 
 
-CHECKS = [failed, never_compiled, too_much_shared, spills, not_ieee, narrow, contracted]
+def unordered(result):
+    """报到没有 acquire/release、不是对整块 GPU,或之后还写部分和的 · a wrong memory order."""
+    return [
+        row
+        for row in compiled(result)
+        if row["kernel"] == "dot_kernel"
+        and row["atomic"]
+        and (not row["atomic"].startswith(".gpu.acq_rel") or row["stores_after_atomic"] != 2)
+    ]
+
+
+CHECKS = [
+    failed,
+    never_compiled,
+    too_much_shared,
+    spills,
+    not_ieee,
+    narrow,
+    contracted,
+    unordered,
+]
 
 
 @pytest.fixture(scope="module")
@@ -171,6 +191,12 @@ MUTANTS = {
         [("x.to(acc_dtype) * y.to(acc_dtype)", "(x * y).to(acc_dtype)")],
         "sm_90",
         "torch.float16 N=1000 stride=1,",
+    ),
+    unordered: (
+        "dot_single_pass",
+        [('sem="acq_rel"', 'sem="relaxed"')],
+        "sm_90",
+        "torch.float32 N=1048576 ",
     ),
     contracted: (
         "dot_compensated",
