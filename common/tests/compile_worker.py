@@ -86,17 +86,22 @@ def matmul_cases():
             yield name, n == 257, (a, a, block_size)
 
 
+def examine(kernel, tool, *options):
+    """用 triton 附带的工具看 cubin · what a tool that comes with triton prints about the cubin."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
+        cubin.write(kernel.asm["cubin"])
+        cubin.flush()
+        command = [getattr(triton.knobs.nvidia, tool).path, *options, cubin.name]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
 def registers_and_local(kernel, target):
     """每个线程的寄存器数和溢出字节数 · registers, and bytes spilled, of one thread."""
     if target in HIP:
         text = kernel.asm["amdgcn"]
         fields = dict(re.findall(r"\.(vgpr_count|private_segment_fixed_size): +(\d+)", text))
         return int(fields["vgpr_count"]), int(fields["private_segment_fixed_size"])
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
-        cubin.write(kernel.asm["cubin"])
-        cubin.flush()
-        command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", cubin.name]
-        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    text = examine(kernel, "cuobjdump", "--dump-resource-usage")
     fields = dict(re.findall(r"\b(REG|STACK|LOCAL):(\d+)", text))
     return int(fields["REG"]), int(fields["STACK"]) + int(fields["LOCAL"])
 
@@ -110,11 +115,7 @@ def fma_and_mul(kernel, target):
         text = kernel.asm["amdgcn"]
         fma, mul, zero = r"v_\w*fmac?_f\d+.*", r"v_\w*mul_f\d+", r", 0\b(?! *op_sel:\[)"
     else:
-        with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
-            cubin.write(kernel.asm["cubin"])
-            cubin.flush()
-            command = [triton.knobs.nvidia.nvdisasm.path, cubin.name]
-            text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        text = examine(kernel, "nvdisasm")
         fma, mul, zero = r"\b[FD]FMA2?\b.*", r"\b[FD]MUL2?\b", r"RZ *;"
     fmas = re.findall(fma, text)
     products = [line for line in fmas if re.search(zero, line)]
@@ -126,13 +127,13 @@ def facts(kernel, target):
     ttir = kernel.asm["ttir"]
     assembly = kernel.asm["amdgcn" if target in HIP else "ptx"]
     registers, local = registers_and_local(kernel, target)
-    before, atomic, after = assembly.partition("atom.global")
+    _, atomic, after = assembly.partition("atom.global")  # 只有 PTX 里有
     return {
         "shared": kernel.metadata.shared,
         "registers": registers,
         # 最后到达者汇总:报到之前写部分和;之后只写结果、计数器归零
-        "atomic": atomic and target in CUDA and after[:20].split()[0],
-        "stores_after_atomic": len(re.findall(r"st\.global", after)) if atomic else 0,
+        "atomic": after.split(maxsplit=1)[0] if atomic else "",
+        "stores_after_atomic": after.count("st.global"),
         "local": local,
         # ieee 是默认值,TTIR 里不写出来;AMD 的指令把 TF32 叫 XF32
         "not_ieee": re.findall(r"inputPrecision = (?!ieee)\w+", ttir)

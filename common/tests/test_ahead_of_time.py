@@ -6,7 +6,6 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -79,15 +78,13 @@ def spills(result):
     """寄存器溢出到显存的 · what spills registers to local memory.
 
     讲义没有说快的不算:RDNA (gfx1100) 没有 FP32 的矩阵指令,每个线程最多 256 个寄存器;
-    点积里 float64 和不连续的输入;最大的块只在 H200 (sm_90) 上说快。那里溢出只影响速度。
+    点积最大的块只在 H200 (sm_90) 上说快。那里溢出只影响速度。
     """
-    slow = re.compile(r"torch.float64|N=\d+ stride=(?!1,1$)")
     return [
         row
         for row in compiled(result)
         if row["local"]
         and row["target"] != "gfx1100"
-        and not slow.search(row["case"])
         and not ("N=67108864" in row["case"] and row["target"] != "sm_90")
     ]
 
