@@ -22,26 +22,40 @@ GPU 时间 (dot.csv)。每个 dtype(FP32、FP16、BF16)、每个 n(10^3 到 10^9
 精度 (dot_condition.csv):病态向量上的相对误差,目标条件数从 10 到 10^15。
 """
 
-import argparse
-import csv
 import functools
-import gc
-import importlib.util
+import importlib
 import math
-import os
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent)]  # common 和 lesson 在那里
-from common import DEVICE, SEED, dot_bound
+from common import dot_bound
+from common.bench import (
+    add_flag_gems,
+    by_name,
+    capture_all,
+    command_line,
+    lessons,
+    make_pairs,
+    markdown,
+    measure_cases,
+    number,
+    pyplot,
+    read_rows,
+    report,
+    run,
+    save,
+    style,
+    summary,
+    time_graphs,
+    versions,
+)
 
 import numpy as np
 import torch
-import triton
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 SIZES = [10**k for k in range(3, 10)]
@@ -63,45 +77,15 @@ PEERS = [name for name in STYLES if not name.startswith("dot_")]
 
 
 @functools.cache
-def versions():
-    """每个 CSV 的前三列 · the first three columns of every CSV."""
-    gpu = torch.cuda.get_device_name()
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        gpu += f", driver {output.split()[0]}"
-    except (OSError, subprocess.CalledProcessError, IndexError):
-        pass  # 没有 nvidia-smi:只写名字
-    return {"gpu": gpu, "torch": torch.__version__, "triton": triton.__version__}
-
-
-def report(name, error):
-    """没有时间的参赛者只有一行 · one line for a contender that gets no time."""
-    line = (str(error).strip() or type(error).__name__).splitlines()[0]
-    print(f"{name} 没有时间 · gets no time: {line}", flush=True)
-
-
-@functools.cache
 def contenders():
     """参赛者:名字 → 函数 · every lesson of the chapter, then every peer that is installed."""
-    stems = {path.stem for path in HERE.parent.glob("*.py")}
-    stems = [name for name in STYLES if name in stems] + sorted(stems - STYLES.keys())
-    found = {stem: importlib.import_module(stem).triton_dot for stem in stems}
+    chapter = lessons(HERE.parent, STYLES)
+    found = {name: lesson.triton_dot for name, lesson in chapter.items()}
     found["torch.dot"] = torch.dot
     found["torch.linalg.vecdot"] = torch.linalg.vecdot
     found["torch.compile"] = torch.compile(lambda x, y: (x * y).sum(), dynamic=False)
-    try:
-        found["FlagGems"] = importlib.import_module("flag_gems").dot
-    except Exception as error:  # 没装,或装了却不能用
-        report("FlagGems", error)
+    add_flag_gems(found, "dot")
     return found
-
-
-def make_pairs(n, dtype, count):
-    """count 对正态随机向量 · pairs of separately allocated random vectors, seeded."""
-    generator = torch.Generator(DEVICE).manual_seed(SEED)
-    options = {"dtype": dtype, "device": DEVICE, "generator": generator}
-    return [(torch.randn(n, **options), torch.randn(n, **options)) for _ in range(count)]
 
 
 def reference(x, y):
@@ -126,54 +110,15 @@ def check(result, exact, bound):
     return error / ulp(exact)
 
 
-def capture(function, pairs):
-    """一张 graph,每对向量一次调用 · one CUDA graph with a call on each of the pairs."""
-    graph = torch.cuda.CUDAGraph()
-    # relaxed:录制时也允许载入 kernel,例如指针的对齐不同而另外编译的那一个
-    with torch.cuda.graph(graph, capture_error_mode="relaxed"):
-        for x, y in pairs:
-            function(x, y)
-    return graph
-
-
-def time_graphs(graphs, rounds):
-    """轮流重放,每次之前清空 L2 · replay in turn after a flush: name → µs of every round."""
-    buffer = torch.zeros(2**26, device=DEVICE)  # 256 MiB
-    times = {name: [] for name in graphs}
-    for _ in range(rounds):
-        events = {}
-        for name, graph in graphs.items():
-            events[name] = start, stop = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
-            buffer.sum()  # 它还没做完,主机就已提交后面三项:两个 event 之间 GPU 不等主机
-            start.record()
-            graph.replay()
-            stop.record()
-        torch.cuda.synchronize()
-        for name, (start, stop) in events.items():
-            times[name].append(start.elapsed_time(stop) * 1000)
-    return times
-
-
-def summary(times):
-    """中位数,和四分位距与它之比 · the median, and the interquartile range over it."""
-    low, middle, high = np.percentile(times, [25, 50, 75]).tolist()
-    return middle, (high - low) / middle
-
-
 def measure_size(dtype, n):
     """一个 dtype、一个 n · the rows of dot.csv for one dtype and n."""
     size = 2 * n * dtype.itemsize
-    pairs = make_pairs(n, dtype, min(40, max(1, round(2**29 / size))))
+    pairs = make_pairs((n,), (n,), dtype)
     exact = reference(*pairs[0])
     bound = dot_bound(*pairs[0], chain=1 + math.log2(n) + n / 2**17).item()
     torch._dynamo.reset()  # torch.compile 为每个 n 编译自己的 kernel
-    graphs, errors, rows = {}, {}, []
-    for name, function in contenders().items():
-        try:
-            errors[name] = check(function(*pairs[0]), exact, bound)
-            graphs[name] = capture(function, pairs)
-        except Exception as error:
-            report(name, error)
+    graphs, errors = capture_all(contenders(), pairs, lambda got: check(got, exact, bound))
+    rows = []
     for name, times in time_graphs(graphs, rounds=25 if n <= 10**6 else 15).items():
         median, spread = summary(times)
         row = versions() | {"script_or_peer": name, "dtype": str(dtype)[6:], "n": n}
@@ -185,17 +130,7 @@ def measure_size(dtype, n):
 
 def measure():
     """dot.csv,每个尺寸打印一行 · the rows of dot.csv, with a line of progress per size."""
-    rows, begin = [], time.perf_counter()
-    cases = [(dtype, n) for dtype in DTYPES for n in SIZES]
-    for i, case in enumerate(cases, start=1):
-        new = measure_size(*case)
-        rows += new
-        gc.collect()
-        torch.cuda.empty_cache()
-        shown = ", ".join(f"{row['script_or_peer']} {row['microseconds']} µs" for row in new)
-        seconds = time.perf_counter() - begin
-        print(f"[{i}/{len(cases)}] {case[0]} {case[1]}: {shown} ({seconds:.0f} s)", flush=True)
-    return rows
+    return measure_cases([(dtype, n) for dtype in DTYPES for n in SIZES], measure_size)
 
 
 def host_time(function, x, y):
@@ -215,7 +150,7 @@ def measure_host():
     rows = []
     for n in HOST_SIZES:
         torch._dynamo.reset()
-        pair = make_pairs(n, torch.float32, 1)[0]
+        pair = make_pairs((n,), (n,), torch.float32)[0]
         for name, function in contenders().items():
             try:
                 time_us = f"{host_time(function, *pair):.4g}"
@@ -244,39 +179,6 @@ def measure_condition():
 PARTS = {"dot.csv": measure, "dot_host.csv": measure_host, "dot_condition.csv": measure_condition}
 
 
-def write_rows(path, rows):
-    """写完才换成正式的名字 · write under another name first, so that no half a CSV is left."""
-    draft = path.with_suffix(".tmp")
-    with draft.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    os.replace(draft, path)
-
-
-def read_rows(path):
-    """CSV 的每一行是一个 dict · read a CSV: a dict for each row, numbers as floats."""
-    texts = {"gpu", "torch", "triton", "script_or_peer", "dtype"}
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    return [{k: v if k in texts else float(v) for k, v in row.items()} for row in rows]
-
-
-def by_name(rows):
-    """按参赛者分组 · the rows of each contender."""
-    names = dict.fromkeys(row["script_or_peer"] for row in rows)
-    return {name: [row for row in rows if row["script_or_peer"] == name] for name in names}
-
-
-def number(value, decimals=None):
-    """三位有效数字或固定的小数位数,缺少的是“—” · a number as the tables show it."""
-    if math.isnan(value):
-        return "—"
-    if decimals:
-        return f"{value:.{decimals}f}"
-    return f"{float(f'{value:.3g}'):.0f}" if value >= 100 else f"{value:#.3g}".rstrip(".")
-
-
 def table(rows, column, dtype=True, ratio=False):
     """一张 markdown 表:每个 n 一行,每个参赛者一列 · a markdown table.
 
@@ -301,7 +203,7 @@ def table(rows, column, dtype=True, ratio=False):
         lines.append(["几何平均", *[""] * len(names)])
         last = ["单次启动 / 最快的同行", "---", *(number(r, 3) for r in [*ratios, mean])]
         lines = [[*line, cell] for line, cell in zip(lines, last, strict=True)]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines) + "\n"
+    return markdown(lines)
 
 
 def tables(folder):
@@ -324,24 +226,14 @@ def tables(folder):
     return text
 
 
-def save(figure, path, row):
-    """标题、图例、保存 · title, legend and save."""
-    figure.suptitle(f"{row['gpu']}, torch {row['torch']}, triton {row['triton']}")
-    handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4)
-    figure.savefig(path, dpi=110)
-
-
 def draw_panels(plt, path, rows, column, scale, ylabel):
     """每个 dtype 一格 · three panels: lessons are thick lines, peers thin and dashed."""
     figure, axes = plt.subplots(1, 3, figsize=(11, 4.4), sharey=True, layout="constrained")
     gpu = rows[0]["gpu"].partition(",")[0]
     for axis, dtype in zip(axes, ("float32", "float16", "bfloat16"), strict=True):
         for name, mine in by_name([row for row in rows if row["dtype"] == dtype]).items():
-            color, mark = STYLES.get(name, ("#777777", "D"))
-            look = {"lw": 1.5, "ls": mark} if name in PEERS else {"lw": 2.4, "marker": mark}
             values = [row[column] * scale for row in mine]
-            axis.plot([row["n"] for row in mine], values, color=color, label=name, **look)
+            axis.plot([row["n"] for row in mine], values, **style(STYLES, name))
         if column == "microseconds":
             axis.set_yscale("log")
             axis.yaxis.set_major_formatter("{x:g}")
@@ -376,12 +268,7 @@ def draw_condition(plt, path, rows):
 
 def draw(folder):
     """由 CSV 画三张图 · draw bandwidth.png, latency.png and condition.png from the CSVs."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    rows = read_rows(folder / "dot.csv")
+    plt, rows = pyplot(), read_rows(folder / "dot.csv")
     small = [row for row in rows if row["n"] <= 1e6]
     draw_panels(plt, folder / "bandwidth.png", rows, "gigabytes_per_second", 1e-3, "TB/s")
     draw_panels(plt, folder / "latency.png", small, "microseconds", 1, "µs")
@@ -389,37 +276,10 @@ def draw(folder):
     plt.close("all")
 
 
-def measure_all(folder):
-    """测量,每一部分完成后写它的 CSV · measure, and write each CSV when its part is complete."""
-    left = list(PARTS)
-    try:
-        while left:
-            write_rows(folder / left[0], PARTS[left[0]]())
-            left.pop(0)
-    except KeyboardInterrupt:
-        print(f"已中断,没有写 {'、'.join(left)} · interrupted", file=sys.stderr)
-        sys.exit(130)
-
-
 def main():
     """命令行 · the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    text = "由已有的 CSV 画图、打印表格 · draw and print from the kept CSVs"
-    parser.add_argument("--draw-only", action="store_true", help=text)
-    draw_only = parser.parse_args().draw_only
-    if not draw_only and DEVICE.type != "cuda":
-        sys.exit("测量需要 GPU (CUDA),--draw-only 不需要 · measuring needs a GPU, --draw-only none")
-    if importlib.util.find_spec("matplotlib") is None:
-        sys.exit("缺少 matplotlib · matplotlib is missing: pip install matplotlib")
-    if not draw_only:
-        if not os.access(HERE, os.W_OK):
-            sys.exit(f"不能写 {HERE},请换一个可写的副本 · cannot write there: use a writable copy")
-        measure_all(HERE)
-    for name in PARTS:
-        if not (HERE / name).exists() or not read_rows(HERE / name):
-            sys.exit(f"{name} 没有数据,请先在 GPU 上测量 · {name} has no data: measure on a GPU")
-    draw(HERE)
-    print(tables(HERE), end="")
+    arguments = command_line(__doc__).parse_args()
+    run(HERE, PARTS, draw, tables, arguments.draw_only)
 
 
 if __name__ == "__main__":

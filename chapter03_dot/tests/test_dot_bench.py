@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from common import INTERPRETED
+from common import bench as common_bench
 from common.testing import load_lesson
 
 CHAPTER = Path(__file__).resolve().parents[1]
@@ -48,7 +49,7 @@ def folder(tmp_path):
             row = {"condition": 10.0**k, "relative_error": k * 1e-8 - 1e-8}
             condition.append(first | {"script_or_peer": name} | row)
     for name, part in [("dot", rows), ("dot_host", host), ("dot_condition", condition)]:
-        bench.write_rows(tmp_path / f"{name}.csv", part)
+        common_bench.write_rows(tmp_path / f"{name}.csv", part)
     return tmp_path
 
 
@@ -130,18 +131,17 @@ def test_without_gpu():
     assert [(path, path.read_bytes()) for path in paths] == before
 
 
-def test_interrupted(tmp_path, monkeypatch, capsys):
+def test_interrupted(tmp_path, capsys):
     """Ctrl-C:完成的部分留下,其余一行说明 · finished parts stay, one line names the rest."""
 
     def interrupted():
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(bench.PARTS, "dot.csv", lambda: [{"n": 1}])
-    monkeypatch.setitem(bench.PARTS, "dot_host.csv", interrupted)
+    parts = bench.PARTS | {"dot.csv": lambda: [{"n": 1}], "dot_host.csv": interrupted}
     with pytest.raises(SystemExit) as stopped:
-        bench.measure_all(tmp_path)
+        common_bench.measure_parts(tmp_path, parts)
     assert stopped.value.code == 130
-    message = "已中断,没有写 dot_host.csv、dot_condition.csv · interrupted\n"
+    message = "已中断,没有测完 dot_host.csv、dot_condition.csv · interrupted\n"
     assert capsys.readouterr().err == message
     assert [path.name for path in tmp_path.iterdir()] == ["dot.csv"]
 
@@ -185,12 +185,12 @@ def test_measuring_loop(monkeypatch, capsys):
         "HOST_SIZES": [1000],
         "versions": lambda: {"gpu": "NVIDIA H200", "torch": "2", "triton": "3"},
         "contenders": lambda: dots,
-        "capture": lambda function, pairs: len(pairs),
         "time_graphs": lambda graphs, rounds: {name: [80.0] * rounds for name in graphs},
         "host_time": lambda function, x, y: function(x, y).item() * 0 + 1.5,
     }
     for name, fake in fakes.items():
         monkeypatch.setattr(bench, name, fake)
+    monkeypatch.setattr(common_bench, "capture", lambda function, pairs: len(pairs))
     capsys.readouterr()
     rows = bench.measure()
     assert ",".join(rows[0]) == HEADER
