@@ -15,6 +15,8 @@ usage() {
 
 每个脚本在自己的进程里运行,限时 300 秒(测试文件 900 秒);一个失败后继续运行其余的。
 Each script runs in its own process, at most 300 s (a test file 900 s); a failure does not stop the rest.
+脚本一个接一个;测试文件在至少有 2 核时两个同时运行,结果仍按次序显示。
+Scripts run one by one; two test files run at a time (on 2 cores or more), results stay in order.
 结果 · results: PASS 通过, FAIL 失败(附输出末尾 · with the tail of its output),
   SKIP 跳过(脚本以状态 77 退出 · the script exited with status 77)。
 最后一行 · last line: N passed, N failed, N skipped。
@@ -74,6 +76,7 @@ for pick in ${picks[@]+"${picks[@]}"}; do
         fi
     done
     if [ $known = no ]; then
+        # shellcheck disable=SC1111 # 中文引号
         echo "没有叫“$pick”的章或脚本,可选 · no chapter or script of that name; there are:" >&2
         printf '  %s\n' "${found[@]}" >&2
         exit 2
@@ -111,33 +114,30 @@ if ! "$python" -c 'import common; print(common.describe())'; then
     exit 1 # common 已用一行说明原因
 fi
 
-# 第3步 逐个运行 · run them one by one
+# 第3步 运行,结果按脚本的次序显示 · run them; results are shown in the order of the scripts
+at_once=1
+[ $mode = tests ] && [ "$(nproc)" -ge 2 ] && at_once=2
 logs=$(mktemp -d)
-child=
+# 下标都是脚本的序号,pids 里只有还没有结束的 · indexed by script; pids has only the unfinished
+pids=() start_times=() tenths=() statuses=()
 trap 'rm -rf "$logs"' EXIT
-trap '[ -n "$child" ] && kill "$child" 2>/dev/null; echo; echo "已中断 · interrupted"; exit 130' INT TERM HUP
+trap 'kill $(jobs -rp) 2>/dev/null; echo; echo "已中断 · interrupted"; exit 130' INT TERM HUP
 passed=0 failed=0 skipped=0
-for script in "${scripts[@]}"; do
-    log=$logs/log
-    [ -t 1 ] && printf 'RUN            %s\r' "$script"
-    start=$(date +%s%N)
-    if [ $mode = tests ]; then
-        command=(-m pytest -q "$script")
-    else
-        command=("$script")
-    fi
-    # 放到后台再 wait,Ctrl-C 才能立刻生效
-    timeout --kill-after=5 $limit "$python" "${command[@]}" >"$log" 2>&1 &
-    child=$!
-    wait "$child"
-    status=$?
-    child=
-    tenths=$((($(date +%s%N) - start) / 100000000))
-    seconds=$(printf '%5d.%d s' $((tenths / 10)) $((tenths % 10)))
-    case $status in
+
+start() { # start 序号:放到后台再 wait,Ctrl-C 才能立刻生效
+    local command=("${scripts[$1]}")
+    [ $mode = tests ] && command=(-m pytest -q "${command[@]}")
+    start_times[$1]=$(date +%s%N)
+    timeout --kill-after=5 $limit "$python" "${command[@]}" >"$logs/$1" 2>&1 &
+    pids[$1]=$!
+}
+
+report() { # report 序号
+    local script=${scripts[$1]} log=$logs/$1 seconds reason summary=''
+    seconds=$(printf '%5d.%d s' $((tenths[$1] / 10)) $((tenths[$1] % 10)))
+    case ${statuses[$1]} in
         0)
             passed=$((passed + 1))
-            summary=
             [ $mode = tests ] && summary="  ($(tail -n 1 "$log"))"
             echo "PASS $seconds  $script$summary"
             ;;
@@ -147,12 +147,36 @@ for script in "${scripts[@]}"; do
             ;;
         *)
             failed=$((failed + 1))
-            reason="退出状态 $status · exit status $status"
-            [ $tenths -ge $((limit * 10)) ] && reason="超过 $limit 秒 · over $limit s"
+            reason="退出状态 ${statuses[$1]} · exit status ${statuses[$1]}"
+            [ "${tenths[$1]}" -ge $((limit * 10)) ] && reason="超过 $limit 秒 · over $limit s"
             echo "FAIL $seconds  $script  ($reason)"
             tail -n 30 "$log" | sed 's/^/    | /'
             ;;
     esac
+}
+
+next=0 shown=0
+while [ $shown -lt ${#scripts[@]} ]; do
+    while [ $next -lt ${#scripts[@]} ] && [ ${#pids[@]} -lt $at_once ]; do
+        start $next
+        next=$((next + 1))
+    done
+    [ -t 1 ] && printf 'RUN            %s\r' "${scripts[shown]}"
+    # 先看谁已经结束,一个也没有才等:wait -n 不一定报告在它之前结束的进程
+    ended=no
+    for i in "${!pids[@]}"; do
+        kill -0 "${pids[i]}" 2>/dev/null && continue
+        wait "${pids[i]}"
+        statuses[i]=$?
+        tenths[i]=$((($(date +%s%N) - start_times[i]) / 100000000))
+        unset "pids[i]"
+        ended=yes
+    done
+    [ $ended = yes ] || wait -n
+    while [ -n "${statuses[shown]-}" ]; do
+        report $shown
+        shown=$((shown + 1))
+    done
 done
 echo "$passed passed, $failed failed, $skipped skipped"
 [ $failed -eq 0 ]

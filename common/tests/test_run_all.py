@@ -1,6 +1,6 @@
 """run_all.sh 的测试,在一份临时的课程里 · tests of run_all.sh, in a temporary course.
 
-lesson 都是假的,不 import torch;common 和 python3 也换成快的替身,只有一个测试用真的。
+lesson 都是假的,不 import torch;common、python3、nproc 也换成快的替身,只有一个测试用真的前两个。
 """
 
 import contextlib
@@ -60,6 +60,34 @@ here.with_suffix(".tmp").rename(here.with_suffix(".pids"))
 print("sleeping", flush=True)
 child.wait()
 """
+# 测试文件用标记文件互相等待;一个接一个运行时等不到 · marks are never made if run one by one
+MARKS = """
+import pathlib, time
+
+def mark(name):
+    pathlib.Path(__file__).with_name(name).touch()
+
+def wait_for(name):
+    end = time.monotonic() + 10
+    while not pathlib.Path(__file__).with_name(name).exists():
+        assert time.monotonic() < end, "nobody made the mark " + name
+        time.sleep(0.05)
+
+def test_a():
+    """
+# 同时运行的多于 MOST 个时失败 · fails if more than MOST of them run at a time
+CROWD = """
+import pathlib, time
+here = pathlib.Path(__file__)
+here.with_suffix(".now").touch()
+running = list(here.parent.glob("*.now"))
+time.sleep(0.3)
+here.with_suffix(".now").unlink()
+assert len(running) <= MOST, running
+
+def test_a():
+    pass
+"""
 STUBBORN = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + SLEEPS
 
 
@@ -79,6 +107,7 @@ def course(tmp_path):
         shutil.copy(ROOT / name, root)
     add(root, "common/__init__.py", "def describe():\n    return 'the device line'\n")
     executable(tmp_path / "bin" / "python3", QUICK_PYTHON)
+    executable(tmp_path / "bin" / "nproc", "echo 2\n")
     (tmp_path / "tmp").mkdir()
     return root
 
@@ -94,9 +123,13 @@ def clean_environment(**extra):
 
 
 def options(root, cwd, **env):
-    """怎样启动 bash · python3 是替身,临时文件都在 tmp 里。"""
+    """怎样启动 bash · python3 是替身,临时文件都在 tmp 里,里面的 pytest 不装载插件,启动才快。"""
     base = root.parent
-    env = {"PATH": f"{base / 'bin'}:{os.environ['PATH']}", "TMPDIR": str(base / "tmp")} | env
+    env = {
+        "PATH": f"{base / 'bin'}:{os.environ['PATH']}",
+        "TMPDIR": str(base / "tmp"),
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+    } | env
     return {
         "cwd": cwd,
         "env": clean_environment(PWD=str(cwd), **env),  # bash 从 PWD 得知 symlink 的路径
@@ -144,7 +177,7 @@ def nothing_left(root):
     try:
         yield
     finally:
-        pids = [int(p) for path in root.glob("*/*.pids") for p in path.read_text().split()]
+        pids = [int(p) for path in root.rglob("*.pids") for p in path.read_text().split()]
         gone = wait_until(lambda: not any(map(alive, pids)), 4)
         for pid in filter(alive, pids):
             os.kill(pid, signal.SIGKILL)
@@ -243,28 +276,41 @@ def test_killed_early_is_not_called_a_time_limit(course):
 
 
 @pytest.mark.parametrize(
-    "sent, source", [(signal.SIGINT, SLEEPS), (signal.SIGINT, STUBBORN), (signal.SIGTERM, SLEEPS)]
+    "running",
+    [["chapter98_a/sleeps.py"], ["common/tests/test_a.py", "chapter98_a/tests/test_b.py"]],
+    ids=["lesson", "two test files"],
 )
-def test_interrupt(course, sent, source):
+@pytest.mark.parametrize(
+    "sent, source",
+    [
+        (signal.SIGINT, SLEEPS),
+        (signal.SIGINT, STUBBORN),
+        (signal.SIGTERM, SLEEPS),
+        (signal.SIGHUP, SLEEPS),
+    ],
+)
+def test_interrupt(course, sent, source, running):
     set_limit(course, 60)
-    add(course, "chapter98_a/sleeps.py", source)
+    for path in running:
+        add(course, path, source)
     add(course, "chapter99_b/good.py")
+    add(course, "chapter99_b/tests/test_good.py", "def test_a():\n    pass\n")
     bash = subprocess.Popen(
-        ["bash", "run_all.sh"],
+        ["bash", "run_all.sh", *["--test"][: len(running) - 1]],
         start_new_session=True,
         # 若 pytest 自己忽略 SIGINT(例如在后台),bash 会继承,再也无法 trap
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=lambda: [signal.signal(s, signal.SIG_DFL) for s in (signal.SIGINT, sent)],
         **options(course, course),
     )
     with bash, nothing_left(course):
         try:
-            assert wait_until((course / "chapter98_a/sleeps.pids").exists, 20)
+            assert wait_until(lambda: len(list(course.rglob("*.pids"))) == len(running), 20)
             os.killpg(bash.pid, sent)  # 终端里的 Ctrl-C 也发给整个进程组
             assert bash.wait(timeout=5) == 130
         finally:
             bash.kill()
         out = bash.stdout.read()
-    assert "interrupted" in out and "good.py" not in out and " passed, " not in out
+    assert out.splitlines() == ["the device line", "", "已中断 · interrupted"]
     assert list((course.parent / "tmp").iterdir()) == []
 
 
@@ -333,7 +379,7 @@ def test_unknown_option(two_chapters):
 def test_help(course, option):
     result = run(course, option)
     assert (result.returncode, result.stderr) == (0, "")
-    for word in ["--test", "--help", "SKIP", "77", ".venv", "130"]:
+    for word in ["--test", "--help", "two test files", "SKIP", "77", ".venv", "130"]:
         assert word in result.stdout
 
 
@@ -378,6 +424,68 @@ def test_test_mode(course):
     assert result.returncode == 0
     result = run(course, "--test", "good.py")
     assert result.returncode == 2 and "chapter99_x/tests/test_b.py" in result.stderr
+
+
+def add_tests(root, **sources):
+    """chapter98_a/tests/test_名字.py,返回它们的路径 · returns their paths."""
+    paths = [f"chapter98_a/tests/test_{name}.py" for name in sources]
+    for path, source in zip(paths, sources.values(), strict=True):
+        add(root, path, MARKS + source + "\n")
+    return paths
+
+
+def test_two_test_files_run_at_a_time(course):
+    paths = add_tests(course, a="mark('a'), wait_for('b')", b="mark('b'), wait_for('a')")
+    result = run(course, "--test")
+    assert outcomes(result) == [("PASS", path) for path in paths]
+    assert last_line(result) == "2 passed, 0 failed, 0 skipped"
+
+
+def test_whichever_ends_is_replaced_and_the_order_stays(course):
+    # 第一个等到第四个开始才结束 · the first ends only after the fourth began
+    paths = add_tests(course, a="wait_for('d')", b="pass", c="pass", d="mark('d')")
+    result = run(course, "--test")
+    assert outcomes(result) == [("PASS", path) for path in paths]
+
+
+def test_result_is_shown_while_the_next_still_runs(course):
+    first, second = add_tests(course, a="pass", b="wait_for('seen')")
+    with subprocess.Popen(["bash", "run_all.sh", "--test"], **options(course, course)) as bash:
+        assert bash.stdout.readline() == "the device line\n"
+        assert first in bash.stdout.readline()
+        (course / first).with_name("seen").touch()
+        rest = bash.stdout.read().splitlines()
+    assert rest[0].startswith("PASS") and second in rest[0]
+    assert rest[1] == "2 passed, 0 failed, 0 skipped"
+    assert bash.returncode == 0
+
+
+def test_failure_does_not_disturb_the_other_test_file(course):
+    add_tests(
+        course,
+        a="mark('a'), wait_for('b'); assert not 'fault of a'",
+        b="wait_for('a'); print('noise of b'); mark('b'); time.sleep(0.5)",
+        c="raise SystemExit(77)",
+        d="pass",
+    )
+    result = run(course, "--test")
+    assert [word for word, _ in outcomes(result)] == ["FAIL", "PASS", "FAIL", "PASS"]
+    assert "    | E       AssertionError: assert not 'fault of a'" in result.stdout
+    assert "noise of b" not in result.stdout
+    assert last_line(result) == "2 passed, 2 failed, 0 skipped"
+    assert result.returncode == 1
+
+
+@pytest.mark.parametrize(
+    "arguments, cores, most", [([], 8, 1), (["--test"], 1, 1), (["--test"], 8, 2)]
+)
+def test_most_at_a_time(course, tmp_path, arguments, cores, most):
+    executable(tmp_path / "bin" / "nproc", f"echo {cores}\n")
+    folder = "chapter98_a/tests/test_" if arguments else "chapter98_a/"
+    for name in "abc":
+        add(course, f"{folder}{name}.py", CROWD.replace("MOST", str(most)))
+    result = run(course, *arguments)
+    assert outcomes(result) == [("PASS", f"{folder}{name}.py") for name in "abc"]
 
 
 @pytest.fixture
