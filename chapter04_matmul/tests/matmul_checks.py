@@ -1,37 +1,140 @@
 """第4章测试共用的检查 · the checks that the tests of chapter 4 share."""
 
+import contextlib
 import math
+from unittest import mock
 
-from common import DEVICE, check_close, matmul_bound
-from common.testing import guarded, inside
+from common import DEVICE, INTERPRETED, check_close, matmul_bound
+from common.testing import CANARY, guarded, inside, load_lesson
 
+import pytest
 import torch
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
+OUT_DTYPES = [None, *DTYPES]
 BLOCK = 16
 
 
-def matrices(n, dtype, seed):
+def is_basic(lesson):
+    """基础 lesson 只收方阵,有 block_size,结果总是 float32。"""
+    return hasattr(lesson, "BLOCK_SIZES")
+
+
+def load_untuned(path):
+    """载入 lesson,autotune 只剩一种 tile:GPU 上逐个大小调优要好几分钟。"""
+    lesson = load_lesson(path)
+    if hasattr(lesson, "tuned_kernel"):
+        lesson.tuned_kernel.configs = lesson.CONFIGS[:1]
+    return lesson
+
+
+def matrices(M, N, K, dtype, seed):
     generator = torch.Generator().manual_seed(seed)
-    return (torch.randn(n, n, generator=generator).to(dtype).to(DEVICE) for _ in range(2))
+    return (
+        torch.randn(shape, generator=generator).to(dtype).to(DEVICE) for shape in [(M, K), (K, N)]
+    )
 
 
-def check(lesson, a, b, block_size=BLOCK):
-    """运行并核对 · run between canaries and compare with the bounds."""
+def padded(t, extra):
+    """行的 stride 比行长多 extra;多出的列是 NaN。"""
+    rows, columns = t.shape
+    return t.new_full((rows, columns + extra), math.nan)[:, :columns].copy_(t)
+
+
+def compare(lesson, c, a, b, dtype, tile=None, random=True):
+    """与 float64 对照 · compare with float64: 沿 K 逐个累加是最长的加法链,拆成几段只会更短。"""
+    K = a.shape[1]
+    # tensor core 累加 16 位数的乘积时截断而不舍入:一次至多 2u,又都朝向 0,不会互相抵消,
+    # 所以用最坏情况的界
+    truncated = not INTERPRETED and a.dtype != torch.float32 and not is_basic(lesson)
+    bound = matmul_bound(a, b, 2 * K if truncated else K, dtype, random and not truncated)
+    expected = a.double() @ b.double()
+    # 误差界比 dtype 的范围还大时,得到 inf 还是 -inf 也说不准
+    bound[bound > torch.finfo(dtype).max + expected.abs()] = math.inf
+    check_close(c, expected, bound, tile, dtype)
+
+
+def check(lesson, a, b, random=True, **options):
+    """运行并核对 · run between canaries and compare."""
     with guarded(a, b):
-        c = lesson.matmul(a, b, block_size)
+        c = lesson.matmul(a, b, **options)
     assert c.device == a.device
-    expected = a.cpu().double() @ b.cpu().double()
-    bound = matmul_bound(a.cpu(), b.cpu(), chain=a.shape[1])
-    check_close(c.cpu(), expected, bound, tile=(block_size, block_size))
+    dtype, tile = options.get("out_dtype") or a.dtype, None
+    if is_basic(lesson):
+        dtype, tile = torch.float32, [options.get("block_size", BLOCK)] * 2
+    compare(lesson, c.cpu(), a.cpu(), b.cpu(), dtype, tile, random)
     return c
+
+
+def small_tile(lesson, BLOCK_M, BLOCK_N, BLOCK_K, dtype):
+    """一种 tile,写成 lesson 的 config:小的 tile 用很小的矩阵就有许多 program。"""
+    if hasattr(lesson, "tuned_kernel"):
+        return lesson.config(BLOCK_M, BLOCK_N, BLOCK_K, 4, 2)
+    if hasattr(lesson, "add_kernel"):
+        return lesson.Config(BLOCK_M, BLOCK_N, BLOCK_K * dtype.itemsize, 2)
+    return lesson.Config(BLOCK_M, BLOCK_N, BLOCK_K, 4, 2, 1, 1.0)
+
+
+@contextlib.contextmanager
+def forced(lesson, config):
+    """让 lesson 用这种 tile · make the lesson use this tile; 一组是两行 tile,K 的一段是两块。"""
+
+    def choose(M, N, *rest):
+        if hasattr(lesson, "add_kernel"):
+            _, itemsize, _ = rest
+            return config, 2 * config.row_bytes // itemsize
+        return config
+
+    with contextlib.ExitStack() as stack:
+        if hasattr(lesson, "tuned_kernel"):
+            stack.enter_context(mock.patch.object(lesson.tuned_kernel, "configs", [config]))
+        else:
+            stack.enter_context(mock.patch.object(lesson, "choose", choose))
+        if hasattr(lesson, "GROUP_SIZE"):
+            stack.enter_context(mock.patch.object(lesson, "GROUP_SIZE", 2))
+        yield
+
+
+def check_into(lesson, a, b, c):
+    """结果写进 c,不由 lesson 分配 · let the lesson write into c, and compare."""
+    empty = torch.empty
+    shape = (tuple(c.shape),)
+    c.fill_(math.nan)
+    with mock.patch.object(
+        torch, "empty", lambda *size, **options: c if size == shape else empty(*size, **options)
+    ):
+        got = lesson.matmul(a, b, c.dtype)
+    assert got.data_ptr() == c.data_ptr()
+    compare(lesson, c.cpu(), a.cpu(), b.cpu(), c.dtype)
+
+
+def check_beside(lesson, a, b, extra):
+    """c 的行的 stride 比行长多 extra:旁边的数必须保持原样。"""
+    (M, _), (_, N) = a.shape, b.shape
+    c = inside(torch.full((M, N + extra), CANARY, dtype=a.dtype, device=DEVICE), CANARY)[:, :N]
+    check_into(lesson, a, b, c)
+    c.fill_(CANARY)
+    buffer = c.new_empty(0).set_(c.untyped_storage())
+    assert (buffer == CANARY).all(), "c 旁边的数变了 · numbers beside c have changed"
+
+
+def check_alignment(lesson, dtype):
+    # N、K 和三个行 stride 轮流不是 16 字节的倍数
+    for N, K, extra_a, extra_b, extra_c in [
+        (24, 16, 0, 0, 0),
+        (24, 16, 1, 0, 0),
+        (24, 16, 0, 1, 0),
+        (24, 16, 0, 0, 1),
+        (24, 13, 3, 0, 0),
+        (21, 16, 0, 3, 3),
+    ]:
+        a, b = matrices(18, N, K, dtype, N + K)
+        check_beside(lesson, padded(a, extra_a), padded(b, extra_b), extra_c)
 
 
 def check_kernel_on_rectangle(lesson, M, N, K):
     """kernel 本身不限于方阵:行列不等时,tile 的编号弄反了才看得出来。"""
-    generator = torch.Generator().manual_seed(M)
-    a = inside(torch.randn(M, K, generator=generator).to(DEVICE), math.nan)
-    b = inside(torch.randn(K, N, generator=generator).to(DEVICE), math.nan)
+    a, b = (inside(t, math.nan) for t in matrices(M, N, K, torch.float32, M))
     grid = (math.ceil(M / BLOCK) * math.ceil(N / BLOCK),)
     with guarded(a, b):
         c = torch.empty((M, N), device=DEVICE)
@@ -44,9 +147,12 @@ def check_kernel_on_rectangle(lesson, M, N, K):
 
 
 def check_strides(lesson, dtype):
-    a, b = matrices(70, dtype, 1)
+    a, b = matrices(80, 80, 80, dtype, 1)
     n = 33
     cases = [
+        (torch._neg_view(a[:n, 1 : n + 1]), b[:n, :n]),  # 起点不是 16 字节的倍数
+        (a[:n, :n], torch._neg_view(b[:n, :n])),
+        (torch._neg_view(a[:n, :n]), torch._neg_view(b[:n, :n])),
         (a.t(), b.t()),
         (a[:n, :n], b[1 : n + 1, 1 : n + 1]),
         (a[:66:2, 1:67:2], b[2:68:2, :66:2].t()),
@@ -56,9 +162,6 @@ def check_strides(lesson, dtype):
         (a[:1, :1].expand(n, n), b[:1, :1].expand(n, n)),
         (a[:n, :n], a[:n, :n]),
         (a.view(-1)[: 35 * 35].view(35, 35), b.view(-1)[1 : 35 * 35 + 1].view(35, 35)),
-        (torch._neg_view(a[:n, :n]), b[:n, :n]),
-        (a[:n, :n], torch._neg_view(b[:n, :n])),
-        (torch._neg_view(a[:n, :n]), torch._neg_view(b[:n, :n])),
     ]
     for left, right in cases:
         check(lesson, left, right)
@@ -66,7 +169,7 @@ def check_strides(lesson, dtype):
 
 def check_whole_range(lesson, dtype):
     # A 很大、B 很小,乘积在中间:经过指数范围更窄的 dtype 就会溢出或变成 0
-    a, b = matrices(33, dtype, 8)
+    a, b = matrices(33, 33, 33, dtype, 8)
     power = 2.0 ** (math.log2(torch.finfo(dtype).max) // 2)
     check(lesson, a * power, b / power)
     check(lesson, a / power, b * power)
@@ -74,7 +177,7 @@ def check_whole_range(lesson, dtype):
 
 def check_inf_and_nan(lesson):
     for value in [math.inf, -math.inf, math.nan]:
-        a, b = matrices(33, torch.float32, 3)
+        a, b = matrices(33, 33, 33, torch.float32, 3)
         a[32] = value
         b[:, 5] = 0.0  # inf·0 = NaN
         c = check(lesson, a, b)
@@ -85,16 +188,14 @@ def check_inf_and_nan(lesson):
 def check_regular_data(lesson):
     # 舍入误差不像随机数那样抵消,所以用最坏情况的界
     n = 128
+    rows, options = (n, {"block_size": 64}) if is_basic(lesson) else (4, {})
     k = torch.arange(n, device=DEVICE)
     sawtooth = (k % 32 - 15.5) * 0.1
     alternating = torch.where(k % 2 == 0, 1 + 2.0**-21, -1.0)
     ones_after_large = torch.where(k == 0, 2.0**24, 1.0)
     for row, value in [(sawtooth, 0.3), (alternating, 1.0), (ones_after_large, 1.0)]:
-        a = row.repeat(n, 1)
-        b = torch.full_like(a, value)
-        expected = (a.double() @ b.double()).cpu()
-        bound = matmul_bound(a.cpu(), b.cpu(), n, random=False)
-        check_close(lesson.matmul(a, b, 64).cpu(), expected, bound, (64, 64))
+        a = row.repeat(rows, 1)
+        check(lesson, a, torch.full_like(a.t(), value), random=False, **options)
 
 
 def check_offsets_beyond_32_bits(lesson):
@@ -108,22 +209,108 @@ def check_offsets_beyond_32_bits(lesson):
     # 四种组合,A、B 的行号和 k 各自成为大 stride 的那个轴
     for left, right in [(view, eye), (view.t(), eye), (eye, view), (eye, view.t())]:
         check(lesson, left, right)
+    if not is_basic(lesson):  # 它的 c 总是 float32,这样大的放不下
+        for K in [n, 300]:  # 300:split-K 拆成几段
+            check_into(lesson, *matrices(n, n, K, torch.float16, K), view)
+
+
+def check_rejected(lesson, error, value, a, b, **options):
+    """拒绝,并说清楚:一行,“中文 · English”,写明收到的值。"""
+    with pytest.raises(error) as caught:
+        lesson.matmul(a, b, **options)
+    message = str(caught.value)
+    assert type(caught.value) is error
+    assert value in message and "\n" not in message
+    chinese, english = message.split(" · ")
+    assert not chinese.isascii() and english.isascii()
+
+
+def check_out_dtypes(lesson, dtype):
+    for out_dtype in OUT_DTYPES:
+        check(lesson, *matrices(17, 9, 20, dtype, 7), out_dtype=out_dtype)
+        a, b = matrices(3, 5, 0, dtype, 7)
+        assert not check(lesson, a, b, out_dtype=out_dtype).any()
+    for M, N, K in [(0, 0, 0), (0, 5, 3), (3, 0, 5), (0, 5, 0)]:
+        check(lesson, *matrices(M, N, K, dtype, 7))
+
+
+def check_wide_tile(lesson):
+    # 大的 tile 用描述符写回:行长不是 16 字节的倍数,stride 是、不是
+    with forced(lesson, small_tile(lesson, 128, 128, 16, torch.float16)):
+        for extra in [6, 7]:
+            check_beside(lesson, *matrices(129, 130, 17, torch.float16, 13), extra)
+
+
+def check_descriptor_rule(lesson, dtype):
+    """for_descriptor 给出 TMA 读得了的矩阵,能直接读的不抄;解释器自己不在意行是否重叠。"""
+    t, _ = matrices(40, 0, 40, dtype, 3)
+    per_16_bytes = 16 // dtype.itemsize
+    for view, copied in [
+        (t, False),
+        (t.t(), False),
+        (t[3:, :33], False),
+        (t[3:, :33].t(), False),
+        (t[:, per_16_bytes:], False),
+        (t[:, 1:], True),  # 起点
+        (t[:, ::2], True),  # 没有一个 stride 是 1
+        (t.view(-1)[: 33 * 33].view(33, 33), True),  # 行的 stride
+        (t.view(-1)[: 36 * 36].view(36, 36), dtype.itemsize == 2),
+        (t[:1].expand(40, 40), True),
+        (t[:, :1].expand(40, 40), True),
+        (t.as_strided((30, 30), (per_16_bytes, 1)), True),  # 行重叠
+    ]:
+        taken, by_columns = lesson.for_descriptor(view)
+        of = f"{dtype} {tuple(view.shape)}, stride {view.stride()}"
+        assert torch.equal(taken.t() if by_columns else taken, view), of
+        assert (taken.data_ptr() != view.data_ptr()) == copied, of
+        assert taken.stride(1) == 1 and taken.stride(0) >= taken.shape[1], of
+        assert taken.stride(0) * dtype.itemsize % 16 == 0 and taken.data_ptr() % 16 == 0, of
 
 
 def battery(lesson):
-    """正确的 kernel 全部通过,错误的至少一项不过 · a right kernel passes all, a wrong one not."""
+    """正确的 kernel 全部通过,错误的至少一项不过 · a right kernel passes all, a wrong one not.
+
+    最常抓住错误的、最快的在前面。
+    """
+    if is_basic(lesson):
+        battery_of_squares(lesson)
+        return
+    # 3×2 个 tile,每个有 3 块 K
+    with forced(lesson, small_tile(lesson, 16, 32, 16, torch.float32)):
+        a, b = (inside(t, math.nan) for t in matrices(40, 35, 37, torch.float32, 1))
+        check(lesson, a, b)
+    with forced(lesson, small_tile(lesson, 16, 32, 16, torch.float16)):
+        b, a = (inside(t, 5.0).t() for t in matrices(35, 40, 40, torch.float16, 2))
+        check(lesson, a, b, out_dtype=torch.float32)
+    check_out_dtypes(lesson, torch.float16)
+    for dtype in [torch.float16, torch.float32]:
+        check_alignment(lesson, dtype)
+    if hasattr(lesson, "for_descriptor"):
+        check_descriptor_rule(lesson, torch.float16)
+    check(lesson, *matrices(20, 70, 144, torch.float32, 14))  # lesson 自己挑的 tile、段数
+    check_wide_tile(lesson)
+    check_offsets_beyond_32_bits(lesson)
+    for dtype in DTYPES:
+        check_whole_range(lesson, dtype)
+    check_strides(lesson, torch.float16)
+    check_inf_and_nan(lesson)
+    check_regular_data(lesson)
+
+
+def battery_of_squares(lesson):
     for dtype in DTYPES:
         for n in [1, 15, 16, 17, 33]:
             for fill in [math.nan, 5.0]:
-                a, b = matrices(n, dtype, n)
+                a, b = matrices(n, n, n, dtype, n)
                 check(lesson, inside(a, fill), inside(b, fill))
     for M, N, K in [(40, 20, 17), (17, 49, 33), (20, 16, 49)]:
         check_kernel_on_rectangle(lesson, M, N, K)
-    for block_size in [32, 64]:
-        check(lesson, *matrices(70, torch.float32, block_size), block_size)
+    for n in [32, 64]:
+        check(lesson, *matrices(n + 6, n + 6, n + 6, torch.float32, n), block_size=n)
+    check_offsets_beyond_32_bits(lesson)
+    check_inf_and_nan(lesson)
+    for dtype in DTYPES:
+        check_whole_range(lesson, dtype)
     for dtype in DTYPES:
         check_strides(lesson, dtype)
-        check_whole_range(lesson, dtype)
-    check_inf_and_nan(lesson)
     check_regular_data(lesson)
-    check_offsets_beyond_32_bits(lesson)

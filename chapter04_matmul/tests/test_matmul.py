@@ -3,44 +3,107 @@
 import math
 
 import pytest
-from common import DEVICE, INTERPRETED, check_close, matmul_bound
+from common import DEVICE, INTERPRETED
 from common.testing import LESSONS, compiled_only, inside, load_lesson
 from matmul_checks import (
-    BLOCK,
     DTYPES,
+    OUT_DTYPES,
     check,
+    check_alignment,
     check_inf_and_nan,
     check_offsets_beyond_32_bits,
+    check_out_dtypes,
     check_regular_data,
+    check_rejected,
     check_strides,
     check_whole_range,
+    compare,
+    forced,
+    is_basic,
+    load_untuned,
     matrices,
 )
 
 import torch
 
 SCRIPTS = [path for path in LESSONS.values() if path.parent.name == "chapter04_matmul"]
+RECTANGULAR = [path for path in SCRIPTS if path.stem != "matmul_basic"]
 
 
-@pytest.fixture(params=SCRIPTS, ids=lambda path: path.stem)
+def name_of(path):
+    return path.stem
+
+
+@pytest.fixture(params=SCRIPTS, ids=name_of)
 def lesson(request):
+    return load_untuned(request.param)
+
+
+@pytest.fixture(params=SCRIPTS, ids=name_of)
+def tuned(request):
+    """照常调优 · a lesson that tunes as it does for its readers."""
     return load_lesson(request.param)
+
+
+@pytest.fixture(params=RECTANGULAR, ids=name_of)
+def rectangular(request):
+    return load_untuned(request.param)
+
+
+def own_tiles(lesson, dtype):
+    """lesson 自己的几种 tile:(config, BLOCK_M, BLOCK_N, BLOCK_K);GPU 上只取装得下的。"""
+    if hasattr(lesson, "tuned_kernel"):
+        configs = lesson.CONFIGS
+        if not INTERPRETED:
+            configs = lesson.prune(configs, {"a_ptr": torch.empty(0, dtype=dtype)})
+        return [(config, *config.kwargs.values()) for config in configs]
+    if hasattr(lesson, "add_kernel"):
+        return [(c, c.block_m, c.block_n, c.row_bytes // dtype.itemsize) for c in lesson.CONFIGS]
+    limit = math.inf if INTERPRETED else lesson.shared_memory()
+    configs = lesson.CONFIGS[dtype.itemsize]
+    return [(c, *c[:3]) for c in configs if c.shared_bytes(dtype.itemsize) <= limit]
+
+
+# tile 的边长是 16 到 256 之间的 2 的幂:每一个的两边都有
+SHAPES = [
+    (1, 1, 1),
+    (2, 5, 3),
+    (15, 63, 33),
+    (16, 64, 31),
+    (17, 65, 32),
+    (31, 129, 127),
+    (33, 1, 129),
+    (32, 128, 300),
+    (63, 127, 65),
+    (64, 31, 64),
+    (65, 33, 63),
+    (129, 32, 15),
+    (128, 64, 17),
+    (127, 66, 257),
+]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("fill", [math.nan, 5.0])
 def test_sizes_on_both_sides_of_every_edge(lesson, dtype, fill):
-    for n in [0, 1, 2, 15, 16, 17, 31, 32, 33, 49]:
-        a, b = matrices(n, dtype, n)
+    squares = [(n, n, n) for n in [0, 1, 2, 15, 16, 17, 31, 32, 33, 49]]
+    for M, N, K in squares if is_basic(lesson) else SHAPES:
+        a, b = matrices(M, N, K, dtype, N)
         check(lesson, inside(a, fill), inside(b, fill))
 
 
-@pytest.mark.parametrize("block_size, sizes", [(32, [1, 31, 32, 33, 65]), (64, [1, 63, 65, 129])])
-def test_other_block_sizes(lesson, block_size, sizes):
-    for fill in [math.nan, 5.0]:
-        for n in sizes:
-            a, b = matrices(n, torch.float32, n)
-            check(lesson, inside(a, fill), inside(b, fill), block_size)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_tile(rectangular, dtype):
+    for config, m, n, k in own_tiles(rectangular, dtype):
+        for i, (M, N, K) in enumerate([(m - 1, n + 1, k), (m, n - 1, k + 1), (m + 1, n, k - 1)]):
+            a, b = (inside(t, math.nan) for t in matrices(M, N, K, dtype, i))
+            with forced(rectangular, config):
+                check(rectangular, a, b, out_dtype=OUT_DTYPES[i])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_out_dtype(rectangular, dtype):
+    check_out_dtypes(rectangular, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -48,17 +111,34 @@ def test_any_stride(lesson, dtype):
     check_strides(lesson, dtype)
 
 
-def test_large_enough_for_many_tiles(lesson):
-    a, b = matrices(257, torch.float32, 2)
-    check(lesson, a, b, 64)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+def test_any_alignment_and_what_lies_beside_the_result(rectangular, dtype):
+    check_alignment(rectangular, dtype)
+
+
+@pytest.mark.parametrize("n", [100, 257])
+def test_large_enough_for_many_tiles(lesson, n):
+    # FP16 的 100、257 个元素都不是 16 字节的倍数:描述符不能直接读
+    if is_basic(lesson):
+        check(lesson, *matrices(n, n, n, torch.float32, 2), block_size=64)
+    else:
+        check(lesson, *matrices(n, n, n, torch.float16, 2))
 
 
 @pytest.mark.parametrize("t", range(1, 10))
-def test_ones_give_n_everywhere(lesson, t):
-    for n in [BLOCK * t, BLOCK * t - 1]:
-        ones = torch.ones(n, n, device=DEVICE)
-        c = lesson.matmul(ones, ones, 16 if t < 5 else 64)
-        assert torch.equal(c, torch.full_like(c, n))
+def test_ones_give_the_length_everywhere(lesson, t):
+    # 一组 8 行 tile:行数是 tile 的 t 倍、少一行时,最后一组都不能漏
+    block = 16 if is_basic(lesson) else 64
+    for rows in [block * t, block * t - 1]:
+        if is_basic(lesson):
+            M = N = K = rows
+            options = {"block_size": 16 if t < 5 else 64}
+        else:
+            M, N, K = rows, 70, 5
+            options = {}
+        ones = torch.ones(max(M, K), max(N, K), device=DEVICE)
+        c = lesson.matmul(ones[:M, :K], ones[:K, :N], **options)
+        assert torch.equal(c, torch.full_like(ones[:M, :N], K))
 
 
 def test_identity_is_exact(lesson):
@@ -91,109 +171,143 @@ def test_offsets_beyond_32_bits(lesson):
     check_offsets_beyond_32_bits(lesson)
 
 
+def test_long_half_precision_sums_are_rounded_once(rectangular):
+    # 界是半个 FP16 的 ulp 加上 FP32 累加的误差:部分和若舍入到 FP16,要差好几个 ulp
+    check(rectangular, *matrices(20, 70, 4096, torch.float16, 9))
+
+
 def test_same_bits_twenty_times(lesson):
-    a, b = matrices(33, torch.float32, 4)
+    # 常驻的 program 有的算两个 tile;split-K 拆成两段
+    M, N, K = (33, 33, 33) if is_basic(lesson) else (200, 70, 40)
+    a, b = matrices(M, N, K, torch.float32, 4)
     first = lesson.matmul(a, b)
     assert all(torch.equal(first, lesson.matmul(a, b)) for _ in range(19))
 
 
 def test_inputs_stay_as_they_were(lesson):
-    a, b = matrices(40, torch.float32, 5)
+    a, b = matrices(40, 40, 40, torch.float32, 5)
     before = a.clone(), b.clone()
     lesson.matmul(a, b)
     assert torch.equal(a, before[0]) and torch.equal(b, before[1])
 
 
-def test_torch_compile(lesson):
-    compiled = torch.compile(lesson.matmul)
+def test_one_shape_in_several_dtypes_and_layouts(tuned):
+    # 调优的结果按大小记住:dtype 或布局变了,也要算对
+    for dtype in DTYPES:
+        a, b = matrices(40, 40, 40, dtype, 10)
+        for left, right in [(a, b), (a.t(), b.t())]:
+            check(tuned, left, right)
+
+
+def test_torch_compile(tuned):
+    compiled = torch.compile(tuned.matmul)
+    options = {"block_size": 64} if is_basic(tuned) else {}
     for n in [32, 257]:
-        a, b = matrices(n, torch.float32, n)
-        expected = a.cpu().double() @ b.cpu().double()
-        check_close(compiled(a, b, 64).cpu(), expected, matmul_bound(a.cpu(), b.cpu(), n))
+        a, b = matrices(n, n, n, torch.float32, n)
+        compare(tuned, compiled(a, b, **options), a, b, torch.float32)
 
 
 @compiled_only
-def test_cuda_graph(lesson):
-    a, b = matrices(100, torch.float32, 6)
-    lesson.matmul(a, b)  # 先编译
+def test_cuda_graph(tuned):
+    if is_basic(tuned):
+        M, N, K, dtype = 100, 100, 100, torch.float32
+    else:
+        M, N, K, dtype = 33, 100, 5000, torch.float16  # split-K 启动两次
+    a, b = matrices(M, N, K, dtype, 6)
+    tuned.matmul(a, b)  # 先调优、编译
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        c = lesson.matmul(a, b)
+        c = tuned.matmul(a, b)
     for seed in range(3):
-        for old, new in zip((a, b), matrices(100, torch.float32, seed), strict=True):
+        for old, new in zip((a, b), matrices(M, N, K, dtype, seed), strict=True):
             old.copy_(new)
         graph.replay()
-        expected = a.cpu().double() @ b.cpu().double()
-        check_close(c.cpu(), expected, matmul_bound(a.cpu(), b.cpu(), 100))
+        compare(tuned, c, a, b, dtype)
 
 
 @compiled_only
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_large_compiled(lesson, dtype):
-    for n, block_size in [(1000, 16), (1023, 32), (2048, 64)]:
-        a, b = matrices(n, dtype, n)
-        expected = a.double() @ b.double()
-        check_close(lesson.matmul(a, b, block_size), expected, matmul_bound(a, b, n))
+def test_large_compiled(tuned, dtype):
+    if is_basic(tuned):
+        cases = [(n, n, n, {"block_size": b}) for n, b in [(1000, 16), (1023, 32), (2048, 64)]]
+    else:
+        # H200 上的每种 tile 都轮得到
+        shapes = [(2048, 2048, 2048), (1023, 1025, 511), (1000, 1000, 1000)]
+        if not hasattr(tuned, "tuned_kernel"):  # 每种大小都调优一次太慢
+            shapes += [(127, 257, 300), (255, 129, 1000), (300, 300, 255), (33, 1000, 5000)]
+        cases = [(*shape, {"out_dtype": OUT_DTYPES[i % 4]}) for i, shape in enumerate(shapes)]
+    for M, N, K, options in cases:
+        a, b = matrices(M, N, K, dtype, M)
+        out_dtype = torch.float32 if is_basic(tuned) else options["out_dtype"] or dtype
+        compare(tuned, tuned.matmul(a, b, **options), a, b, out_dtype)
 
 
 @pytest.mark.skipif(
     INTERPRETED or torch.accelerator.device_count() < 2, reason="需要两块 GPU · needs two GPUs"
 )
-def test_second_gpu(lesson):
-    a, b = (t.to(f"{DEVICE.type}:1") for t in matrices(33, torch.float32, 7))
-    check(lesson, a, b)
+def test_second_gpu(tuned):
+    a, b = (t.to(f"{DEVICE.type}:1") for t in matrices(33, 33, 33, torch.float32, 7))
+    check(tuned, a, b)
     with pytest.raises(ValueError, match="device"):
-        lesson.matmul(a, b.to(f"{DEVICE.type}:0"))
+        tuned.matmul(a, b.to(f"{DEVICE.type}:0"))
+
+
+@pytest.mark.parametrize("M, N, K", [(0, 0, 0), (0, 5, 3), (3, 0, 5), (0, 5, 0)])
+def test_nothing_is_launched_for_empty_results(rectangular, M, N, K, monkeypatch):
+    monkeypatch.setattr(rectangular, "launch", None)
+    for dtype in DTYPES:
+        for out_dtype in OUT_DTYPES:
+            c = rectangular.matmul(*matrices(M, N, K, dtype, 0), out_dtype)
+            assert c.shape == (M, N) and c.dtype == (out_dtype or dtype) and c.device == DEVICE
 
 
 ones = torch.ones(4, 4, device=DEVICE)
 BAD_INPUTS = {
-    "list": (TypeError, [[1.0]], ones, 16, "list"),
-    "int": (TypeError, ones.int(), ones.int(), 16, "torch.int32"),
-    "bool": (TypeError, ones.bool(), ones.bool(), 16, "torch.bool"),
-    "complex": (TypeError, ones + 0j, ones + 0j, 16, "torch.complex64"),
-    "float64": (TypeError, ones.double(), ones.double(), 16, "torch.float64"),
-    "mixed dtypes": (TypeError, ones.half(), ones, 16, "torch.float16, torch.float32"),
-    "sparse": (TypeError, ones.to_sparse(), ones, 16, "sparse"),
-    "1-d": (ValueError, ones[0], ones[0], 16, "(4,)"),
-    "3-d": (ValueError, ones[None], ones[None], 16, "(1, 4, 4)"),
-    "not square": (ValueError, ones[:3], ones[:, :3], 16, "(3, 4)"),
-    "sizes differ": (ValueError, ones, ones[:3, :3], 16, "(3, 3)"),
-    "K = 0": (ValueError, ones[:3, :0], ones[:0], 16, "(3, 0)"),
-    "meta device": (ValueError, ones, ones.to("meta"), 16, "meta"),
-    "needs grad": (ValueError, ones, ones.clone().requires_grad_(), 16, "requires_grad=True"),
-    "block 24": (ValueError, ones, ones, 24, "block_size=24"),
-    "block 8": (ValueError, ones, ones, 8, "block_size=8"),
-    "block 0": (ValueError, ones, ones, 0, "block_size=0"),
-    "block -16": (ValueError, ones, ones, -16, "block_size=-16"),
-    "block 128": (ValueError, ones, ones, 128, "(16, 32, 64)"),
-    "block 48": (ValueError, ones, ones, 48, "block_size=48"),
-    "block 2048": (ValueError, ones, ones, 2048, "block_size=2048"),
-    "block 16.0": (TypeError, ones, ones, 16.0, "float"),
-    "block True": (TypeError, ones, ones, True, "bool"),
-    "block str": (TypeError, ones, ones, "16", "str"),
-    "block None": (TypeError, ones, ones, None, "NoneType"),
+    "list": (TypeError, [[1.0]], ones, "list"),
+    "int": (TypeError, ones.int(), ones.int(), "torch.int32"),
+    "bool": (TypeError, ones.bool(), ones.bool(), "torch.bool"),
+    "complex": (TypeError, ones + 0j, ones + 0j, "torch.complex64"),
+    "float64": (TypeError, ones.double(), ones.double(), "torch.float64"),
+    "mixed dtypes": (TypeError, ones.half(), ones, "torch.float16, torch.float32"),
+    "sparse": (TypeError, ones.to_sparse(), ones, "sparse"),
+    "1-d": (ValueError, ones[0], ones[0], "(4,)"),
+    "vector and matrix": (ValueError, ones[0], ones, "(4,)"),
+    "matrix and vector": (ValueError, ones, ones[0], "(4,)"),
+    "3-d": (ValueError, ones[None], ones[None], "(1, 4, 4)"),
+    "sizes differ": (ValueError, ones, ones[:3, :3], "(3, 3)"),
+    "inner lengths differ": (ValueError, ones[:3], ones[:3], "(3, 4)"),
+    "meta device": (ValueError, ones, ones.to("meta"), "meta"),
+    "needs grad": (ValueError, ones, ones.clone().requires_grad_(), "requires_grad=True"),
 }
 if not INTERPRETED:
-    BAD_INPUTS["cpu"] = (ValueError, ones.cpu(), ones.cpu(), 16, "cpu")
-    BAD_INPUTS["two devices"] = (ValueError, ones.cpu(), ones, 16, "cpu")
+    BAD_INPUTS["cpu"] = (ValueError, ones.cpu(), ones.cpu(), "cpu")
+    BAD_INPUTS["two devices"] = (ValueError, ones.cpu(), ones, "cpu")
 
 
 @pytest.mark.parametrize("case", BAD_INPUTS)
 def test_bad_input(lesson, case):
-    error, a, b, block_size, value = BAD_INPUTS[case]
-    with pytest.raises(error) as caught:
-        lesson.matmul(a, b, block_size)
-    message = str(caught.value)
-    assert type(caught.value) is error
-    # 一行,中文 · English,写明收到的值
-    assert value in message and " · " in message and "\n" not in message
-    chinese, english = message.split(" · ")
-    assert not chinese.isascii() and english.isascii()
+    error, a, b, value = BAD_INPUTS[case]
+    check_rejected(lesson, error, value, a, b)
 
 
-def test_verify(lesson, capsys):
-    lesson.verify()
+@pytest.mark.parametrize("out_dtype", [torch.float64, torch.int32, "float16", int, 16], ids=str)
+def test_bad_out_dtype(rectangular, out_dtype):
+    check_rejected(
+        rectangular, TypeError, f"out_dtype={out_dtype}", ones, ones, out_dtype=out_dtype
+    )
+
+
+def test_verify(tuned, capsys):
+    tuned.verify()
     out = capsys.readouterr().out
-    for size in [32, 100, 257]:
-        assert f"size={size}: OK, max_diff=" in out
+    lines = [f"size={n}: OK, max_diff=" for n in [32, 100, 257]]
+    if not is_basic(tuned):
+        lines = [f"{str(dtype)[6:]:8} M=257 N=257 K=257: OK, " for dtype in DTYPES]
+    assert all(line in out for line in [*lines, "全部通过"])
+
+
+def test_verify_fails_on_a_wrong_result(lesson, monkeypatch):
+    for wrong in [math.nan, 1.01]:
+        monkeypatch.setattr(lesson, "matmul", lambda a, b, *_, wrong=wrong: wrong * (a @ b))
+        with pytest.raises(AssertionError):
+            lesson.verify()

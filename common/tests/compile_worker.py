@@ -6,8 +6,8 @@
 特化 (specialization) 和选项,都与真正启动时一样。
 
 由 test_ahead_of_time.py 在另一个进程里以 TRITON_INTERPRET=0 运行:
-    python compile_worker.py '[["chapter03_dot/dot_basic.py", "sm_80", ""], …]'
-每一项是 lesson、目标、case 名字里要有的文字;在 stdout 上输出 JSON,一项一个结果。
+    python compile_worker.py '[["chapter03_dot/dot_basic.py", "sm_80", 166912, ""], …]'
+每一项是 lesson、目标、它的共享内存、case 名字里要有的文字;在 stdout 上输出 JSON,一项一个结果。
 """
 
 import json
@@ -26,7 +26,9 @@ import torch
 import triton
 from common.testing import load_lesson
 from triton.backends.compiler import GPUTarget
+from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 CUDA = {f"sm_{number}": GPUTarget("cuda", number, 32) for number in (80, 86, 89, 90, 100, 120)}
 HIP = {"gfx942": GPUTarget("hip", "gfx942", 64), "gfx1100": GPUTarget("hip", "gfx1100", 32)}
@@ -62,8 +64,8 @@ def dot_cases():
             yield f"{dtype} N={N} stride={stride_x},{stride_y}", everywhere, (x, y)
 
 
-def matmul_cases():
-    """第4章的调用 · calls of matmul: (name, on every target?, arguments)."""
+def square_cases():
+    """matmul_basic 的调用 · calls of matmul_basic: (name, on every target?, arguments)."""
     for dtype in DTYPES:
         for block_size, n, stride, start in [
             (16, 257, (257, 1), 0),  # n=257:每个目标
@@ -84,6 +86,35 @@ def matmul_cases():
             a = torch.empty_strided(shape, stride, dtype=dtype, device="meta")[start:, start:]
             name = f"{dtype} block_size={block_size} n={n} stride={stride[0]},{stride[1]}"
             yield name, n == 257, (a, a, block_size)
+
+
+def matmul_cases():
+    """第4章其余 lesson 的调用 · calls of the other lessons: (name, on every target?, arguments)."""
+    # 合起来用到每个 lesson 的每一种 tile
+    everywhere = [(n, n, n) for n in (8192, 1280, 1024, 512)]
+    everywhere += [(8, 4096, 4096), (32, 1024, 4096), (64, 1024, 4096)]
+    for dtype in DTYPES:
+        for M, N, K, by_columns in [
+            *((*shape, False) for shape in everywhere),  # FP16 与 BF16 一样,其余每个目标
+            (257, 257, 257, False),
+            (512, 512, 512, True),
+        ]:
+            a = torch.empty(M, K, dtype=dtype, device="meta")
+            b = torch.empty(K, N, dtype=dtype, device="meta")
+            if by_columns:
+                a, b = a.t().contiguous().t(), b.t().contiguous().t()
+            name = f"{dtype} {M}x{N}x{K}" + " by columns" * by_columns
+            if dtype != torch.float16:
+                yield name, (M, N, K) in everywhere, (a, b)
+            elif M == 8192:
+                yield name, False, (a, b)
+
+
+def cases_of(lesson):
+    """一个 lesson 的函数和调用 · the function of a lesson, and the calls of it to compile."""
+    if "triton_dot" in vars(lesson):
+        return lesson.triton_dot, dot_cases()
+    return lesson.matmul, square_cases() if "BLOCK_SIZES" in vars(lesson) else matmul_cases()
 
 
 def examine(kernel, tool, *options):
@@ -139,18 +170,19 @@ def facts(kernel, target):
         "not_ieee": re.findall(r"inputPrecision = (?!ieee)\w+", ttir)
         + sorted(set(re.findall(r"[\w.:]*(?<![a-z0-9])[tx]f32(?![a-z0-9])[\w.:]*", assembly))),
         # 在 FP16、BF16 里做的运算;只有 load、store 和类型转换可以见到它们
-        "narrow": re.findall(
-            r"(?:arith\.(?:addf|subf|mulf|divf)|math\.fma|tt\.dot) .*?f16.*", ttir
-        ),
+        # (tt.dot 读 FP16、BF16 没有关系,累加器不能是)
+        "narrow": re.findall(r"(?:arith\.(?:addf|subf|mulf|divf)|math\.fma) .*?f16.*", ttir)
+        + re.findall(r"tt\.dot .*-> tensor<\w*x?b?f16.*", ttir),
     }
 
 
-def compile_lesson(path, target, only):
+def compile_lesson(path, target, shared, only):
     """为一个目标编译一个 lesson · compile the cases of one lesson for one target.
 
     Args:
         path: lesson 的路径。
         target: TARGETS 里的名字。
+        shared: 它的一个 block 最多能用多少共享内存,字节。
         only: 只编译名字里有这段文字的 case。
 
     Returns:
@@ -159,11 +191,13 @@ def compile_lesson(path, target, only):
     lesson = load_lesson(Path(path))
     rows = []
     seen = set()
+    tuning = False  # autotune 会不会试别的 config
     launch = JITFunction.run
     uses_fma = "tl.fma(" in Path(path).read_text(encoding="utf-8")
 
     def compile_instead(self, *args, grid, warmup, **kwargs):
-        row = {"target": target, "case": case, "kernel": self.__name__}
+        row = {"target": target, "case": case, "kernel": self.__name__, "tuned": tuning}
+        row["descriptors"] = any(isinstance(argument, TensorDescriptor) for argument in args)
         try:
             kernel = launch(self, *args, grid=grid, warmup=True, **kwargs)
         except Exception as error:
@@ -175,23 +209,33 @@ def compile_lesson(path, target, only):
             if uses_fma:
                 rows[-1]["fma"], rows[-1]["mul"] = fma_and_mul(kernel, target)
 
+    def compile_every_config(self, *args, **kwargs):
+        nonlocal tuning
+        tuning = True
+        self.nargs = dict(zip(self.arg_names, args, strict=False))
+        for config in self.prune_configs(kwargs):
+            self.fn.run(*args, **kwargs, **config.all_kwargs())
+
+    properties = {"max_shared_mem": shared}
     driver = SimpleNamespace(
         get_current_target=lambda: TARGETS[target],
         get_current_device=lambda: target,  # 只用作缓存的键
         get_current_stream=lambda device: 0,
+        utils=SimpleNamespace(get_device_properties=lambda device: properties),
     )
     triton.runtime.driver.set_active(driver)
     JITFunction.run = compile_instead
+    Autotuner.run = compile_every_config
     if hasattr(lesson, "multiprocessors"):  # 没有 GPU 可问,取 H200 的数目
         lesson.multiprocessors = lambda device: 132
         lesson.take_scratch = lambda device, dtype: (
             torch.empty(1, dtype=dtype, device=device),
             torch.empty(1, dtype=torch.int32, device=device),
         )
-    is_dot = "triton_dot" in vars(lesson)
-    for case, everywhere, arguments in dot_cases() if is_dot else matmul_cases():
+    function, cases = cases_of(lesson)
+    for case, everywhere, arguments in cases:
         if only in case and (everywhere or target in ALL_CASES):
-            (lesson.triton_dot if is_dot else lesson.matmul)(*arguments)
+            function(*arguments)
             if hasattr(lesson, "dot_kernel_atomic") and "float32" in case:  # 反例,只用于 FP32
                 x, y = arguments
                 out = torch.empty((), device="meta")

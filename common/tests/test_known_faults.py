@@ -9,12 +9,7 @@ from common.testing import LESSONS
 
 # 故障 → 等哪个 lesson;那个 lesson 出现时,这里会失败,提醒把故障写成它的测试
 WAITING = {
-    "描述符的 stride 必须是 16 字节的倍数:FP16 的 n = 100、257": "matmul_persistent",
-    "写回时内层长度不是 16 字节的倍数:视图旁边的列必须不变": "matmul_persistent",
     "先后两个乘积累加到同一个累加器": "matmul_fp32_split",
-    "split-K 的部分和舍入到 FP16": "matmul_split_k",
-    "M=3、K=0、N=5 得到全 0(基础 lesson 只接受方阵)": "matmul_grouped",
-    "用 FP16 调优之后,以同样的形状传入 FP32": "matmul_grouped",
 }
 
 

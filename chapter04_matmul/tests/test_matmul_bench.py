@@ -1,0 +1,425 @@
+"""bench_matmul.py 的测试,不需要 GPU · tests of the benchmark: arithmetic, tables and figures.
+
+CSV 都是编造的;只有最后一个测试检查留存的 matmul.csv 和 README 引用的表格。
+"""
+
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from common import DEVICE, INTERPRETED
+from common import bench as common_bench
+from common.testing import load_lesson
+
+import triton
+
+CHAPTER = Path(__file__).resolve().parents[1]
+SCRIPT = CHAPTER / "bench/bench_matmul.py"
+HEADER = "gpu,torch,triton,script_or_peer,dtype,m,n,k,microseconds,tflops,relative_error,spread"
+ORDER_HEADER = "gpu,torch,triton,n,group_size,microseconds,tflops,tiles_loaded"
+VERSIONS = {"gpu": "NVIDIA H200, driver 1.2", "torch": "2.11.0", "triton": "3.6.0"}
+# 每个参赛者的 TFLOP/s,与形状无关
+RATES = {
+    "matmul_basic": 50,
+    "matmul_grouped": 400,
+    "matmul_persistent": 500,
+    "matmul_split_k": 250,
+    "torch.mm": 625,
+    "torch.compile": 400,
+    "FlagGems": 200,
+}
+SPLIT_HEADER = "gpu,torch,triton,m,n,k,splits,microseconds"
+FIGURES = ["tflops", "ratio", "ladder", "roofline", "skinny", "order", "split", "order_picture"]
+
+bench = load_lesson(SCRIPT)
+
+
+def row_of(name, dtype, m, n, k, rate, spread=0.001):
+    """matmul.csv 的一行 · a row of matmul.csv."""
+    row = {"script_or_peer": name, "dtype": dtype, "m": m, "n": n, "k": k}
+    row |= {"microseconds": 2 * m * n * k / rate / 1e6, "tflops": rate}
+    return VERSIONS | row | {"relative_error": 0.0017, "spread": spread}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """三个编造的 CSV · three CSVs of invented numbers."""
+    rows = []
+    for dtype in bench.DTYPES:
+        for m, n, k in bench.SHAPES:
+            for name, rate in RATES.items():
+                if name == "matmul_basic" and not m == n == k:
+                    continue
+                if name in bench.TUNERS and not (m == n == k and dtype == "bfloat16"):
+                    continue
+                row = row_of(name, dtype, m, n, k, rate)
+                if (name, dtype, m) == ("torch.mm", "bfloat16", 16384):
+                    row = row_of(name, dtype, m, n, k, rate=503, spread=0.01)  # 与 500 不分上下
+                rows.append(row)
+    order = []
+    for n in bench.ORDER_SIZES:
+        for group_size in bench.GROUP_SIZES:
+            row = {"n": n, "group_size": group_size, "microseconds": 1000 + group_size}
+            order.append(VERSIONS | row | {"tflops": 600.0, "tiles_loaded": 100000 + group_size})
+    common_bench.write_rows(tmp_path / "matmul.csv", rows)
+    split = []
+    for m, n, k in bench.SPLIT_SHAPES:
+        for splits in bench.SPLITS:
+            row = {"m": m, "n": n, "k": k, "splits": splits, "microseconds": m + splits}
+            split.append(VERSIONS | row)
+    common_bench.write_rows(tmp_path / "matmul_order.csv", order)
+    common_bench.write_rows(tmp_path / "matmul_split.csv", split)
+    return tmp_path
+
+
+def table_lines(text):
+    return [line for line in text.splitlines() if line.startswith("|")]
+
+
+def test_csv_header(folder):
+    assert (folder / "matmul.csv").read_text().splitlines()[0] == HEADER
+    assert (folder / "matmul_order.csv").read_text().splitlines()[0] == ORDER_HEADER
+    assert (folder / "matmul_split.csv").read_text().splitlines()[0] == SPLIT_HEADER
+
+
+def test_tables(folder):
+    text = bench.tables(folder)
+    assert text.splitlines()[0] == "NVIDIA H200, driver 1.2,torch 2.11.0,triton 3.6.0"
+    lines = table_lines(text)
+    names = " | ".join(RATES)
+    assert lines[0] == (
+        f"| n | {names} | 最好的 lesson / torch.mm | 最好的 lesson / 最快的 Triton 同行 |"
+    )
+    assert lines[1] == "|" + " --- |" * 10
+    assert lines[2] == "| 256 | 50.0 | 400 | 500 | 250 | 625 | 400 | 200 | 0.800 | 1.250 |"
+    assert lines[13] == ("| 16384 | 50.0 | 400 | 500 | 250 | 503 | 400 | 200 | 0.994 (≈) | 1.250 |")
+    mean = (0.8**5 * 500 / 503) ** (1 / 6)  # n = 512 到 16384 的 2 的幂,共 6 个
+    assert lines[14] == f"| 几何平均 | {' | ' * 6} | {mean:.3f} | 1.250 |"
+    lessons_and_mm = " | ".join(list(RATES)[:5])
+    assert lines[15] == f"| n | {lessons_and_mm} | 最好的 lesson / torch.mm |"  # float16
+    assert lines[29] == f"| 几何平均 | {' | ' * 4} | 0.800 |"
+    skinny = lessons_and_mm.partition(" | ")[2]  # 没有 matmul_basic
+    assert lines[45] == f"| M, N, K | {skinny} | split-K / torch.mm |"
+    # 2·4096² FLOP,每秒 400 TFLOP:0.0839 µs
+    assert lines[47].startswith("| 1, 4096, 4096 | 0.0839 | 0.0671 | 0.134 | ")
+    assert lines[57].startswith("| 256, 256, 65536 | 21.5 | 17.2 | 34.4 | 13.7 | ")
+    assert lines[58] == f"| 几何平均 | {' | ' * 3} | 0.400 |"
+    assert lines[87] == f"| dtype, n | {names} |"
+    assert lines[89] == "| bfloat16, 1024 |" + " 0.00170 |" * 7
+    assert [line.split(" | ")[0] for line in lines[89:98]] == [
+        f"| {dtype}, {n}" for dtype in bench.DTYPES for n in (1024, 4096, 16384)
+    ]
+    assert lines[98].startswith(
+        "| 组的大小 | n=8192,µs | n=8192,TFLOP/s | n=8192,tile | n=16384,µs"
+    )
+    assert lines[-9] == "| 64 | 1060 | 600 | 100064 | 1060 | 600 | 100064 |"
+    assert lines[-8] == "| 段数 S | 16, 4096, 4096 | 16, 1024, 16384 | 256, 256, 65536 |"
+    assert lines[-1] == "| 32 | 48.0 | 48.0 | 288 |"
+
+
+@pytest.mark.parametrize(
+    "rate, spreads, text",
+    [
+        (100.0, (0.0, 0.0), "1.000 (≈)"),
+        (99.0, (0.02, 0.0), "0.990 (≈)"),
+        (101.0, (0.0, 0.02), "1.010 (≈)"),
+        (103.0, (0.02, 0.02), "1.030"),
+        (97.0, (0.02, 0.02), "0.970"),
+    ],
+)
+def test_level_within_the_spread(rate, spreads, text):
+    """差别不超过任一方的 spread 就是不分上下 · a difference within either spread is level."""
+    rows = [
+        row_of("matmul_grouped", "float32", 512, 512, 512, rate, spreads[0]),
+        row_of("torch.mm", "float32", 512, 512, 512, 100.0, spreads[1]),
+    ]
+    lines = table_lines(bench.table(rows, "tflops", {"比": (["matmul_grouped"], ["torch.mm"])}))
+    assert lines[2].endswith(f"| {text} |")
+
+
+def test_fastest_peer_and_missing_contenders():
+    sides = {"比": (["matmul_grouped"], ["torch.compile", "FlagGems"])}
+    rows = [row_of("matmul_grouped", "float32", n, n, n, 400) for n in (256, 1000, 1024)]
+    rows += [row_of("torch.compile", "float32", 1024, 1024, 1024, 500)]
+    lines = table_lines(bench.table(rows, "tflops", sides))
+    assert lines[2:] == [
+        "| 256 | 400 | — | — |",
+        "| 1000 | 400 | — | — |",
+        "| 1024 | 400 | 500 | 0.800 |",
+        "| 几何平均 |  |  | 0.800 |",
+    ]
+    rows += [row_of("FlagGems", "float32", 1024, 1024, 1024, 800)]
+    assert table_lines(bench.table(rows, "tflops", sides))[4].endswith("| 500 | 800 | 0.500 |")
+    assert table_lines(bench.table(rows[:1], "tflops", sides))[-1] == "| 几何平均 |  | — |"
+
+
+def test_figures(folder):
+    bench.draw(folder)
+    assert {path.stem for path in folder.glob("*.png")} == set(FIGURES)
+    for path in folder.glob("*.png"):
+        content = path.read_bytes()
+        assert content.startswith(b"\x89PNG\r\n\x1a\n") and len(content) > 10_000
+
+
+def test_figures_of_one_dtype(folder, monkeypatch):
+    """只测了一个 dtype 时也能画 · every figure, when only one dtype was measured."""
+    texts = common_bench.read_texts(folder / "matmul.csv")
+    rows = [row for row in texts if row["dtype"] == "float32"]
+    common_bench.write_rows(folder / "matmul.csv", rows)
+    drawn = []
+    figure = common_bench.pyplot().Figure
+    monkeypatch.setattr(figure, "savefig", lambda self, path, dpi: drawn.append(path.stem))
+    bench.draw(folder)
+    assert drawn == FIGURES
+
+
+def test_visit_order():
+    """tile 的次序来自 lesson 自己的函数 · the order comes from the lesson's own function."""
+    assert bench.visit_order(2, 3, 1) == [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]]
+    order = bench.visit_order(8, 8, 3)
+    assert sorted(order) == [[m, n] for m in range(8) for n in range(8)]
+    assert order[:4] == [[0, 0], [1, 0], [2, 0], [0, 1]]
+    assert order[48:51] == [[6, 0], [7, 0], [6, 1]]  # 最后一组只有两行
+
+
+def test_tiles_loaded():
+    rows = [(m, n) for m in range(4) for n in range(4)]
+    squares = [(m, n) for i in (0, 2) for j in (0, 2) for m in (i, i + 1) for n in (j, j + 1)]
+    assert bench.panels(rows[:6]) == 2 + 4
+    assert bench.tiles_loaded(rows, 4, num_k=10) == 4 * (1 + 4) * 10
+    assert bench.tiles_loaded(squares, 4, num_k=10) == 4 * (2 + 2) * 10
+    assert bench.tiles_loaded(rows, 12, num_k=1) == (3 + 4) + (1 + 4)
+
+
+def test_reference():
+    a, b = torch.randn(8192, 3), torch.randn(3, 5)
+    rows, exact = bench.reference(a[:100], b)
+    assert rows.tolist() == list(range(100))
+    assert torch.equal(exact, a[:100].double() @ b.double())
+    rows, exact = bench.reference(a, b)
+    assert len(set(rows.tolist())) == 512 and max(rows) > 7000
+    assert torch.equal(exact, a[rows].double() @ b.double())
+
+
+def test_check():
+    exact = torch.tensor([[3.0, 0.0], [0.0, 4.0]], dtype=torch.float64)
+    rows = torch.arange(2)
+    assert bench.check(exact.float(), rows, exact, K=4) == 0.0
+    wrong = exact + torch.tensor([[0.0, 0.0], [5e-6, 0.0]])
+    limit = 6 * 2**-24 * 64  # 2.3e-5
+    assert bench.check(wrong.float(), rows, exact, K=4096) == pytest.approx(1e-6, rel=1e-3)
+    for bad in (5 * limit * 1.01, -5 * limit * 1.01, math.nan, math.inf):
+        with pytest.raises(AssertionError, match=r"超过 2\.29e-05 · the relative error"):
+            bench.check((exact + torch.tensor([[0, 0], [bad, 0]])).float(), rows, exact, K=4096)
+
+
+@pytest.mark.parametrize("dtype", bench.DTYPES.values(), ids=str)
+def test_check_accepts_rounding_only(dtype):
+    """正确舍入的结果通过,TF32 和多舍入一次的不通过 · right rounding passes, TF32 does not."""
+    generator = torch.Generator().manual_seed(1)
+    a, b = (torch.randn(256, 256, generator=generator).to(dtype) for _ in range(2))
+    rows, exact = bench.reference(a, b)
+    error = bench.check((a.float() @ b.float()).to(dtype), rows, exact, K=256)
+    assert error < torch.finfo(dtype).eps / 2 + 1e-6
+    u = torch.finfo(dtype).eps / 2 if dtype != torch.float32 else 2.0**-12
+    noise = 1 + 1.1 * u * torch.randn(exact.shape, generator=generator).sign()
+    with pytest.raises(AssertionError, match="相对误差"):
+        bench.check((exact * noise).to(dtype), rows, exact, K=256)
+
+
+def test_contenders():
+    """每个 lesson 都参赛,排在同行之前 · every lesson takes part, before the peers."""
+    names = list(bench.contenders())
+    lessons = [path.stem for path in CHAPTER.glob("*.py")]
+    assert set(names[: len(lessons)]) == set(lessons)
+    assert names[len(lessons) :][:2] == ["torch.mm", "torch.compile"]
+    assert not torch.backends.cuda.matmul.allow_tf32
+    a = torch.eye(70, device=DEVICE)
+    assert torch.equal(bench.contenders()["matmul_basic"](a, a), a)
+
+
+def test_measuring_loop(monkeypatch, capsys, tmp_path):
+    """走一遍测量的循环,时间是假的 · the whole loop, with invented times."""
+    mm = {"torch.mm": torch.mm, "matmul_basic": torch.mm}
+    mm["wrong"] = lambda a, b: torch.mm(a, b) + 1
+    mm["fails"] = lambda a, b: torch.mm(a, b[:-1])
+    asked = []
+
+    def time_graphs(graphs, rounds):
+        asked.append(rounds)
+        return {name: [2e5 if rounds == 1 else 80.0] * rounds for name in graphs}
+
+    fakes = {
+        "SHAPES": [(64, 64, 64), (8, 64, 64)],
+        "HERE": tmp_path,
+        "versions": lambda: VERSIONS,
+        "contenders": lambda: mm,
+        "time_graphs": time_graphs,
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(bench, name, fake)
+    monkeypatch.setattr(common_bench, "capture", lambda function, pairs: len(pairs))
+    rows = bench.measure(list(bench.DTYPES))
+    assert ",".join(rows[0]) == HEADER
+    found = [(row["script_or_peer"], row["dtype"], row["m"]) for row in rows]
+    shapes = [("torch.mm", "64"), ("matmul_basic", "64"), ("torch.mm", "8")]  # 由 CSV 读回
+    assert found == [(name, dtype, m) for dtype in bench.DTYPES for name, m in shapes]
+    assert rows[0]["microseconds"] == "2" and rows[0]["spread"] == "0"  # 80 µs 里有 40 次调用
+    assert rows[0]["tflops"] == "0.26214"
+    # 两个参赛者,一轮共 0.4 秒:1.2 秒里只有 3 轮,所以是 5 轮;一个参赛者是 6 轮
+    assert asked == [1, 5, 1, 6] * 3
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 18
+    assert lines[0].startswith("wrong 没有时间 · gets no time: 相对误差 ")
+    assert lines[2].startswith("[1/6] torch.bfloat16 64 64 64: torch.mm 2 µs, matmul_basic 2 µs (")
+
+
+def test_order_part(monkeypatch):
+    """matmul_order.csv 的各行 · the rows of matmul_order.csv, with an invented lesson."""
+    small = triton.Config({"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 8})
+    large = triton.Config({"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 8}, num_warps=2)
+    calls = []
+
+    def launch(a, b, c, kernel, **options):
+        calls.append((kernel, options["BLOCK_N"], options["num_warps"], options["GROUP_SIZE"]))
+        torch.mm(a, b, out=c)
+
+    properties = SimpleNamespace(multi_processor_count=4)
+    lesson = SimpleNamespace(CONFIGS=[small, large], launch=launch, matmul_kernel="kernel")
+    monkeypatch.setitem(sys.modules, "matmul_grouped", lesson)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    fakes = {
+        "ORDER_SIZES": [64],
+        "GROUP_SIZES": [1, 2],
+        "versions": lambda: VERSIONS,
+        "time_graphs": lambda graphs, rounds: {name: [80.0] * rounds for name in graphs},
+        "visit_order": lambda M, N, group: [(m, n) for m in range(M) for n in range(N)],
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(bench, name, fake)
+    monkeypatch.setattr(common_bench, "capture", lambda function, pairs: len(pairs))
+    rows = bench.measure_order()
+    assert ",".join(rows[0]) == ORDER_HEADER
+    assert calls == [("kernel", 32, 2, 1), ("kernel", 32, 2, 2)]  # 最大的 tile
+    assert [row["group_size"] for row in rows] == [1, 2]
+    # 4×2 个 tile、每波 4 个:每波两行、两列;K 方向 8 个 tile
+    assert rows[0]["microseconds"] == "2" and rows[0]["tiles_loaded"] == 2 * (2 + 2) * 8
+
+
+def test_split_part(monkeypatch):
+    """matmul_split.csv 的各行,每种段数都算对 · the rows; every number of parts is right."""
+    fakes = {
+        "SPLIT_SHAPES": [(16, 64, 1024)],
+        "SPLITS": [1, 2, 4],
+        "versions": lambda: VERSIONS,
+        "time_graphs": lambda graphs, rounds: {name: [80.0] * rounds for name in graphs},
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(bench, name, fake)
+    monkeypatch.setattr(common_bench, "capture", lambda function, pairs: len(pairs))
+    rows = bench.measure_split()
+    assert ",".join(rows[0]) == SPLIT_HEADER
+    assert [(row["splits"], row["microseconds"]) for row in rows] == [(1, "2"), (2, "2"), (4, "2")]
+
+
+@pytest.fixture
+def command(folder, monkeypatch):
+    """在编造的 CSV 旁边运行 main,假装有 GPU · run main beside the CSVs, pretending a GPU."""
+    monkeypatch.setattr(common_bench, "DEVICE", SimpleNamespace(type="cuda"))
+    monkeypatch.setattr(bench, "HERE", folder)
+    monkeypatch.setattr(bench, "draw", lambda folder: None)
+
+    def main(*arguments):
+        monkeypatch.setattr(sys, "argv", ["bench_matmul.py", *arguments])
+        bench.main()
+
+    return main
+
+
+def test_one_dtype_keeps_the_other_rows(folder, command, monkeypatch, capsys):
+    """--dtype:别的 dtype 的行一字不差 · the rows of other dtypes stay as they are."""
+    before = (folder / "matmul.csv").read_text().splitlines()
+    order = common_bench.read_texts(folder / "matmul_order.csv")
+    monkeypatch.setattr(bench, "measure_order", lambda: order)
+    monkeypatch.setattr(
+        bench, "measure_shape", lambda dtype, *shape: [row_of("new", str(dtype)[6:], *shape, 1)]
+    )
+    command("--dtype", "float16")
+    after = (folder / "matmul.csv").read_text().splitlines()
+    assert [line for line in after if ",float16," not in line] == [
+        line for line in before if ",float16," not in line
+    ]
+    new = [line.split(",") for line in after if ",float16," in line]
+    assert [line[4:9] for line in new] == [
+        ["new", "float16", *map(str, shape)] for shape in bench.SHAPES
+    ]
+    dtypes = [row["dtype"] for row in common_bench.read_texts(folder / "matmul.csv")]
+    assert list(dict.fromkeys(dtypes)) == list(bench.DTYPES)
+    assert "[23/23] torch.float16 256 256 65536: new " in capsys.readouterr().out
+
+
+def test_interrupted(folder, command, monkeypatch, capsys):
+    """Ctrl-C:一行说明,旧的 CSV 不动 · one line, and the old CSVs are untouched."""
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+
+    def interrupted(*case):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench, "measure_shape", interrupted)
+    with pytest.raises(SystemExit) as stopped:
+        command()
+    assert stopped.value.code == 130
+    message = "已中断,没有测完 matmul.csv、matmul_order.csv、matmul_split.csv · interrupted\n"
+    assert capsys.readouterr().err == message
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="解释器才没有 GPU · only the interpreter has none")
+def test_without_gpu():
+    """没有 GPU:一行说明,状态 1,不动文件 · one line, status 1, no file touched."""
+    paths = [path for path in sorted(SCRIPT.parent.iterdir()) if path.is_file()]
+    before = [(path, path.read_bytes()) for path in paths]
+    done = subprocess.run(
+        [sys.executable, SCRIPT],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+    )
+    assert done.returncode == 1 and done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert "需要 GPU" in line and " · " in line and "--draw-only" in line
+    paths = [path for path in sorted(SCRIPT.parent.iterdir()) if path.is_file()]
+    assert [(path, path.read_bytes()) for path in paths] == before
+
+
+def test_kept_results():
+    """留存的 CSV 完整,README 逐字引用它的表格 · the kept CSV is complete and quoted verbatim."""
+    folder = SCRIPT.parent
+    assert (folder / "matmul.csv").read_text(encoding="utf-8").splitlines()[0] == HEADER
+    rows = bench.read_rows(folder / "matmul.csv")
+    kept = [tuple(row[key] for key in ("script_or_peer", "dtype", "m", "n", "k")) for row in rows]
+    assert len(kept) == len(set(kept))
+    wanted = {
+        (path.stem, dtype, *shape)
+        for path in CHAPTER.glob("*.py")
+        for dtype in bench.DTYPES
+        for shape in bench.SHAPES
+        if path.stem != "matmul_basic" or len(set(shape)) == 1
+        if dtype != "bfloat16" or len(set(shape)) > 1  # README 说明了 BF16 的方阵还没有留存
+    }
+    assert wanted - set(kept) == set()
+    order = bench.read_rows(folder / "matmul_order.csv")
+    assert [(row["n"], row["group_size"]) for row in order] == [
+        (n, size) for n in bench.ORDER_SIZES for size in bench.GROUP_SIZES
+    ]
+    split = bench.read_rows(folder / "matmul_split.csv")
+    assert [(row["m"], row["n"], row["k"], row["splits"]) for row in split] == [
+        (*shape, splits) for shape in bench.SPLIT_SHAPES for splits in bench.SPLITS
+    ]
+    readme = (CHAPTER / "README.md").read_text(encoding="utf-8").splitlines()
+    assert [line for line in table_lines(bench.tables(folder)) if line not in readme] == []

@@ -1,0 +1,52 @@
+"""只有拆分 K 的 lesson 才有的性质 · what holds for the split-K lesson alone."""
+
+import math
+
+import matmul_split_k
+import pytest
+from common import DEVICE
+from common.testing import inside
+from matmul_checks import DTYPES, check, check_descriptor_rule, matrices, small_tile
+
+import torch
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_descriptor_rule(dtype):
+    check_descriptor_rule(matmul_split_k, dtype)
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 4, 5, 8, 9, 17])
+def test_any_number_of_parts(parts, monkeypatch):
+    # 最后一段不满;相加时一次读 S 以上的 2 的幂那么多段
+    config = small_tile(matmul_split_k, 16, 32, 16, torch.float32)
+    monkeypatch.setattr(matmul_split_k, "choose", lambda *_: (config, 16))
+    monkeypatch.setattr(matmul_split_k, "NUMBERS_PER_PROGRAM", 512)  # 几个 program 相加
+    a, b = matrices(5, 33, 16 * parts - 3, torch.float32, parts)
+    check(matmul_split_k, inside(a, math.nan), inside(b, math.nan))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    "M, N, K, programs",
+    [
+        (1, 1, 1, 1),
+        (1, 128, 9, 2),
+        (16, 4096, 4096, 64),
+        (33, 70, 5000, 80),
+        (256, 256, 65536, 128),
+    ],
+)
+def test_parts_fill_the_gpu(dtype, M, N, K, programs, monkeypatch):
+    monkeypatch.setattr(matmul_split_k, "multiprocessors", lambda device: 132)
+    config, k_per_split = matmul_split_k.choose(M, N, K, dtype.itemsize, DEVICE)
+    tiles = math.ceil(M / config.block_m) * math.ceil(N / config.block_n)
+    assert tiles * math.ceil(K / k_per_split) == programs
+    assert k_per_split * dtype.itemsize % config.row_bytes == 0  # 两段不能共用一块 K
+
+
+def test_one_part_needs_one_launch(monkeypatch):
+    # 12 个 tile 已经填满 12 个 multiprocessor
+    monkeypatch.setattr(matmul_split_k, "multiprocessors", lambda device: 12)
+    monkeypatch.setattr(matmul_split_k, "add_kernel", None)
+    check(matmul_split_k, *matrices(200, 300, 200, torch.float16, 1))
