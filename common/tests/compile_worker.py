@@ -33,13 +33,12 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 CUDA = {f"sm_{number}": GPUTarget("cuda", number, 32) for number in (80, 86, 89, 90, 100, 120)}
 HIP = {"gfx942": GPUTarget("hip", "gfx942", 64), "gfx1100": GPUTarget("hip", "gfx1100", 32)}
 TARGETS = CUDA | HIP
-# 在这两个目标上编译全部 case,在其余的目标上只编译标了“每个目标”的
-ALL_CASES = ("sm_80", "gfx942")
+ALL_CASES = ("sm_80", "gfx942")  # 在这两个目标上编译全部 case
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def dot_cases():
-    """第3章的调用 · calls of triton_dot: (name, on every target?, arguments)."""
+    """第3章的调用 · calls of triton_dot: (name, targets, arguments)."""
     for dtype in (*DTYPES, torch.float64):
         for N, stride_x, stride_y, start in [
             (1000, 1, 1, 0),  # 每个目标
@@ -61,11 +60,12 @@ def dot_cases():
             everywhere = (N, stride_x) == (1000, 1) or (
                 N in (2**20, 2**26) and dtype == torch.float32
             )
-            yield f"{dtype} N={N} stride={stride_x},{stride_y}", everywhere, (x, y)
+            targets = TARGETS if everywhere else ALL_CASES
+            yield f"{dtype} N={N} stride={stride_x},{stride_y}", targets, (x, y)
 
 
 def square_cases():
-    """matmul_basic 的调用 · calls of matmul_basic: (name, on every target?, arguments)."""
+    """matmul_basic 的调用 · calls of matmul_basic: (name, targets, arguments)."""
     for dtype in DTYPES:
         for block_size, n, stride, start in [
             (16, 257, (257, 1), 0),  # n=257:每个目标
@@ -85,29 +85,32 @@ def square_cases():
             shape = (n + start, n + start)
             a = torch.empty_strided(shape, stride, dtype=dtype, device="meta")[start:, start:]
             name = f"{dtype} block_size={block_size} n={n} stride={stride[0]},{stride[1]}"
-            yield name, n == 257, (a, a, block_size)
+            yield name, TARGETS if n == 257 else ALL_CASES, (a, a, block_size)
 
 
 def matmul_cases():
-    """第4章其余 lesson 的调用 · calls of the other lessons: (name, on every target?, arguments)."""
+    """第4章其余 lesson 的调用 · calls of the other lessons: (name, targets, arguments)."""
     # 合起来用到每个 lesson 的每一种 tile
-    everywhere = [(n, n, n) for n in (8192, 1280, 1024, 512)]
-    everywhere += [(8, 4096, 4096), (32, 1024, 4096), (64, 1024, 4096)]
-    for dtype in DTYPES:
-        for M, N, K, by_columns in [
-            *((*shape, False) for shape in everywhere),  # FP16 与 BF16 一样,其余每个目标
-            (257, 257, 257, False),
-            (512, 512, 512, True),
-        ]:
-            a = torch.empty(M, K, dtype=dtype, device="meta")
-            b = torch.empty(K, N, dtype=dtype, device="meta")
-            if by_columns:
-                a, b = a.t().contiguous().t(), b.t().contiguous().t()
-            name = f"{dtype} {M}x{N}x{K}" + " by columns" * by_columns
-            if dtype != torch.float16:
-                yield name, (M, N, K) in everywhere, (a, b)
-            elif M == 8192:
-                yield name, False, (a, b)
+    shapes = [(n, n, n) for n in (8192, 1280, 1024, 512)]
+    shapes += [(8, 4096, 4096), (32, 1024, 4096), (64, 1024, 4096)]
+    rest = [(257, 257, 257, False), (512, 512, 512, True)]
+    cases = [
+        # BF16 的每一种 tile 在每个目标上。FP32 编译得慢,只在三个目标上;FP16 与 BF16 一样,只编译一种
+        *((torch.bfloat16, *shape, False, TARGETS) for shape in shapes),
+        *((torch.float32, *shape, False, (*ALL_CASES, "sm_90")) for shape in shapes),
+        *(
+            (dtype, *shape, ALL_CASES)
+            for dtype in (torch.bfloat16, torch.float32)
+            for shape in rest
+        ),
+        (torch.float16, 8192, 8192, 8192, False, ALL_CASES),
+    ]
+    for dtype, M, N, K, by_columns, targets in cases:
+        a = torch.empty(M, K, dtype=dtype, device="meta")
+        b = torch.empty(K, N, dtype=dtype, device="meta")
+        if by_columns:
+            a, b = a.t().contiguous().t(), b.t().contiguous().t()
+        yield f"{dtype} {M}x{N}x{K}" + " by columns" * by_columns, targets, (a, b)
 
 
 def cases_of(lesson):
@@ -233,8 +236,8 @@ def compile_lesson(path, target, shared, only):
             torch.empty(1, dtype=torch.int32, device=device),
         )
     function, cases = cases_of(lesson)
-    for case, everywhere, arguments in cases:
-        if only in case and (everywhere or target in ALL_CASES):
+    for case, targets, arguments in cases:
+        if only in case and target in targets:
             function(*arguments)
             if hasattr(lesson, "dot_kernel_atomic") and "float32" in case:  # 反例,只用于 FP32
                 x, y = arguments
