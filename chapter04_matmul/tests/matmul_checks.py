@@ -16,12 +16,12 @@ BLOCK = 16
 
 
 def is_basic(lesson):
-    """基础 lesson 只收方阵,有 block_size,结果总是 float32。"""
+    """基础 lesson 只收方阵,有 block_size,结果总是 float32 · is it the basic lesson."""
     return hasattr(lesson, "BLOCK_SIZES")
 
 
 def load_untuned(path):
-    """载入 lesson,autotune 只剩一种 tile:GPU 上逐个大小调优要好几分钟。"""
+    """载入 lesson,不调优 · load a lesson that does not tune: 逐个大小调优要好几分钟。"""
     lesson = load_lesson(path)
     if hasattr(lesson, "tuned_kernel"):
         lesson.tuned_kernel.configs = lesson.CONFIGS[:1]
@@ -36,7 +36,7 @@ def matrices(M, N, K, dtype, seed):
 
 
 def padded(t, extra):
-    """行的 stride 比行长多 extra;多出的列是 NaN。"""
+    """行的 stride 比行长多 extra,多出的列是 NaN · a longer row stride."""
     rows, columns = t.shape
     return t.new_full((rows, columns + extra), math.nan)[:, :columns].copy_(t)
 
@@ -67,7 +67,7 @@ def check(lesson, a, b, random=True, **options):
 
 
 def small_tile(lesson, BLOCK_M, BLOCK_N, BLOCK_K, dtype):
-    """一种 tile,写成 lesson 的 config:小的 tile 用很小的矩阵就有许多 program。"""
+    """一种 tile,写成 lesson 的 config · a tile as a config: 小 tile 省得用大矩阵。"""
     if hasattr(lesson, "tuned_kernel"):
         return lesson.config(BLOCK_M, BLOCK_N, BLOCK_K, 4, 2)
     if hasattr(lesson, "add_kernel"):
@@ -109,7 +109,7 @@ def check_into(lesson, a, b, c):
 
 
 def check_beside(lesson, a, b, extra):
-    """c 的行的 stride 比行长多 extra:旁边的数必须保持原样。"""
+    """c 的行的 stride 比行长多 extra · what lies beside c must stay as it was."""
     (M, _), (_, N) = a.shape, b.shape
     c = inside(torch.full((M, N + extra), CANARY, dtype=a.dtype, device=DEVICE), CANARY)[:, :N]
     check_into(lesson, a, b, c)
@@ -215,7 +215,7 @@ def check_offsets_beyond_32_bits(lesson):
 
 
 def check_rejected(lesson, error, value, a, b, **options):
-    """拒绝,并说清楚:一行,“中文 · English”,写明收到的值。"""
+    """拒绝,并说清楚 · rejected, in one line “中文 · English” with the received value."""
     with pytest.raises(error) as caught:
         lesson.matmul(a, b, **options)
     message = str(caught.value)
@@ -242,7 +242,7 @@ def check_wide_tile(lesson):
 
 
 def check_descriptor_rule(lesson, dtype):
-    """for_descriptor 给出 TMA 读得了的矩阵,能直接读的不抄;解释器自己不在意行是否重叠。"""
+    """TMA 读得了,能直接读的不抄 · what TMA can read; 解释器自己不在意行是否重叠。"""
     t, _ = matrices(40, 0, 40, dtype, 3)
     per_16_bytes = 16 // dtype.itemsize
     for view, copied in [

@@ -91,7 +91,7 @@ MUTANTS = {
 
 
 def rectangular(left):
-    """新的几个 lesson 都有的错误;left 是 tl.dot 左边的 tile。"""
+    """矩形的 lesson 都有的错误 · what can go wrong in each of them; left 是 tl.dot 左边的 tile。"""
     end = ")" if left == "b_t" else ""  # split-K 的循环到 tl.minimum(…, K) 为止
     dot, added = f"tl.dot({left}.to(DOT_DTYPE)", 'acc, input_precision="ieee")'
     widened = f"{left}.to(DOT_DTYPE)"
@@ -126,36 +126,32 @@ def rectangular(left):
     }
 
 
-def descriptors():
-    """用描述符的 lesson 都有的错误 · what goes wrong with descriptors."""
-    return {
-        "描述符不看列的 stride": [("t.stride(1) == 1\n        and ", "")],
-        "描述符不看行是否重叠": [("        and t.stride(0) >= t.shape[1]\n", "")],
-        "描述符不看行的 stride": [("        and t.stride(0) * t.element_size() % 16 == 0\n", "")],
-        "描述符只要求 8 字节": [("t.element_size() % 16", "t.element_size() % 8")],
-        "描述符不看起点": [("        and t.data_ptr() % 16 == 0\n", "")],
-        "转置当成没有转置": [("return t.t(), True", "return t.t(), False")],
-        "没有转置的当成转置": [("return t, False", "return t, True")],
-        "忘了 B 是转置的": [
-            ("b, b_by_columns = for_descriptor(b)", "b, b_by_columns = for_descriptor(b)[0], False")
-        ],
-        "B 的坐标对调": [("B_BY_COLUMNS else [k, column]", "B_BY_COLUMNS else [column, k]")],
-        "A 的坐标对调": [("A_BY_COLUMNS else [row, k]", "A_BY_COLUMNS else [k, row]")],
-        "抄的时候没有补齐": [("triton.cdiv(columns, per_16_bytes) * per_16_bytes", "columns")],
-        "补的列也读": [
-            (
-                "return buffer[:, :columns].copy_(t), False",
-                "buffer[:, :columns].copy_(t)\n    return buffer, False",
-            )
-        ],
-        "抄过的又取负": [
-            ("    # 第8步 描述符", f"    negative = {NEGATIVE}\n    # 第8步 描述符"),
-            (f"if {NEGATIVE} else", "if negative else"),
-        ],
-        "K=0 的 dtype": [("device=a.device, dtype=out_dtype)", "device=a.device, dtype=a.dtype)")],
-    }
-
-
+DESCRIPTORS = {  # 用描述符的 lesson 都有的错误
+    "描述符不看列的 stride": [("t.stride(1) == 1\n        and ", "")],
+    "描述符不看行是否重叠": [("        and t.stride(0) >= t.shape[1]\n", "")],
+    "描述符不看行的 stride": [("        and t.stride(0) * t.element_size() % 16 == 0\n", "")],
+    "描述符只要求 8 字节": [("t.element_size() % 16", "t.element_size() % 8")],
+    "描述符不看起点": [("        and t.data_ptr() % 16 == 0\n", "")],
+    "转置当成没有转置": [("return t.t(), True", "return t.t(), False")],
+    "没有转置的当成转置": [("return t, False", "return t, True")],
+    "忘了 B 是转置的": [
+        ("b, b_by_columns = for_descriptor(b)", "b, b_by_columns = for_descriptor(b)[0], False")
+    ],
+    "B 的坐标对调": [("B_BY_COLUMNS else [k, column]", "B_BY_COLUMNS else [column, k]")],
+    "A 的坐标对调": [("A_BY_COLUMNS else [row, k]", "A_BY_COLUMNS else [k, row]")],
+    "抄的时候没有补齐": [("triton.cdiv(columns, per_16_bytes) * per_16_bytes", "columns")],
+    "补的列也读": [
+        (
+            "return buffer[:, :columns].copy_(t), False",
+            "buffer[:, :columns].copy_(t)\n    return buffer, False",
+        )
+    ],
+    "抄过的又取负": [
+        ("    # 第8步 描述符", f"    negative = {NEGATIVE}\n    # 第8步 描述符"),
+        (f"if {NEGATIVE} else", "if negative else"),
+    ],
+    "K=0 的 dtype": [("device=a.device, dtype=out_dtype)", "device=a.device, dtype=a.dtype)")],
+}
 GROUPS = {
     "最后一组没有收紧": [("tl.minimum(num_pid_m - first_pid_m, GROUP_SIZE)", "GROUP_SIZE")],
     "收紧时忘了前面的组": [("num_pid_m - first_pid_m, GROUP_SIZE", "num_pid_m, GROUP_SIZE")],
@@ -199,7 +195,7 @@ MUTANTS["matmul_grouped"] = (
 )
 MUTANTS["matmul_persistent"] = (
     rectangular("a")
-    | descriptors()
+    | DESCRIPTORS
     | GROUPS
     | {
         "每个 program 都从第一个 tile 开始": [("        tl.program_id(axis=0),", "        0,")],
@@ -237,7 +233,7 @@ MUTANTS["matmul_persistent"] = (
 )
 MUTANTS["matmul_split_k"] = (
     rectangular("b_t")
-    | descriptors()
+    | DESCRIPTORS
     | {
         "丢掉不满的一段": [
             (

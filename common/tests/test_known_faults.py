@@ -26,6 +26,10 @@ def test_two_processes_share_an_empty_cache(stem, tmp_path):
     both = [subprocess.Popen(command, env=env, stdout=subprocess.PIPE) for _ in range(2)]
     outputs = [process.communicate(timeout=200)[0].decode() for process in both]
     assert [process.returncode for process in both] == [0, 0]
-    # 反例 atomic_add 的结果有几种,每次不同
-    first, second = ([line for line in out.splitlines() if "atomic" not in line] for out in outputs)
+    # 反例 atomic_add 的结果有几种,每次不同;两个进程可能调优出不同的 tile,误差的末几位也就不同
+    varies = "relative error=" if stem == "matmul_grouped" else "\n"
+    first, second = (
+        [line.partition(varies)[0] for line in out.splitlines() if "atomic" not in line]
+        for out in outputs
+    )
     assert first == second and "全部通过" in outputs[0]
