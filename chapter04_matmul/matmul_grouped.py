@@ -28,6 +28,7 @@ import triton
 import triton.language as tl
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+LONGEST = 2**31 - 2**16  # 行号、列号和 k 是 32 位的,加上一个 tile 也不能溢出
 GROUP_SIZE = 8  # 一组有几行 tile
 
 
@@ -127,13 +128,19 @@ def matmul_kernel(
     tl.store(c_ptrs, acc.to(c_ptr.dtype.element_ty), mask=mask_m[:, None] & mask_n[None, :])
 
 
+def time_in_graph(call, quantiles):
+    """在 CUDA graph 里计时 · time a launch in a CUDA graph, without the host's overhead."""
+    torch.cuda.synchronize()  # 计时用另外的 stream:别的 stream 可能还在用 c 的那块内存
+    return triton.testing.do_bench_cudagraph(call, quantiles=quantiles)
+
+
 # 第7步 自动调优 · autotune: 大小、dtype 或布局变了,就重新逐个计时,留下最快的
 #       dtype 由 autotune 自己加进 key。解释器里计时没有意义,只留第一种
 tuned_kernel = triton.autotune(
     configs=CONFIGS[:1] if INTERPRETED else CONFIGS,
     key=["M", "N", "K", "stride_am", "stride_ak", "stride_bk", "stride_bn"],
     prune_configs_by=None if INTERPRETED else {"early_config_prune": prune},
-    do_bench=None if INTERPRETED else triton.testing.do_bench_cudagraph,
+    do_bench=time_in_graph if DEVICE.type == "cuda" else None,
 )(matmul_kernel)
 
 
@@ -172,7 +179,7 @@ def matmul(a, b, out_dtype=None):
 
     Args:
         a: 形状 (M, K);b: 形状 (K, N);float16、bfloat16 或 float32,dtype 与设备相同。
-            M、N、K 任意(可以是 0),stride 任意(转置、切片、expand、负视图都不复制)。
+            M、N、K 任意(可以是 0,不超过 LONGEST),stride 任意(转置、切片、expand、负视图都不复制)。
         out_dtype: 结果的 dtype,三者之一;None 表示与输入相同。
 
     Returns:
@@ -180,7 +187,7 @@ def matmul(a, b, out_dtype=None):
 
     Raises:
         TypeError: 不是张量、dtype 不支持、两个 dtype 不同、或 out_dtype 不支持。
-        ValueError: 不是二维、内侧长度不同、设备不对、或需要梯度。
+        ValueError: 不是二维、内侧长度不同、太长、设备不对、或需要梯度。
 
     Source:
         分组次序:Tillet, Kung & Cox, Triton, 2019(其 L2 优化);
@@ -194,11 +201,18 @@ def matmul(a, b, out_dtype=None):
             f"a and b have shapes {tuple(a.shape)} and {tuple(b.shape)}, expected (M, K) and "
             f"(K, N): check them, or transpose one"
         )
+    if max(*a.shape, *b.shape) > LONGEST:
+        raise ValueError(
+            f"a、b 的形状是 {tuple(a.shape)}、{tuple(b.shape)},每个轴最长 {LONGEST},请分块计算 · "
+            f"a and b have shapes {tuple(a.shape)} and {tuple(b.shape)}, expected no axis above "
+            f"{LONGEST}: multiply them in parts"
+        )
     out_dtype = a.dtype if out_dtype is None else out_dtype
-    if out_dtype not in DTYPES:
+    if not isinstance(out_dtype, torch.dtype) or out_dtype not in DTYPES:
+        got = out_dtype if isinstance(out_dtype, torch.dtype) else type(out_dtype).__name__
         raise TypeError(
-            f"out_dtype={out_dtype},应为 None 或 {DTYPES} 之一,请改用其中一个 · "
-            f"out_dtype={out_dtype}, expected None or one of {DTYPES}: use one of these"
+            f"out_dtype 是 {got},应为 None 或 {DTYPES} 之一,请改用其中一个 · "
+            f"out_dtype is {got}, expected None or one of {DTYPES}: use one of these"
         )
 
     # 第9步 分配 · allocate(解释器写 BF16 时截断而不舍入,所以在那里写 FP32,再由 torch 舍入)

@@ -28,6 +28,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+LONGEST = 2**31 - 2**16  # 行号、列号和 k 是 32 位的,加上一个 tile 也不能溢出
 GROUP_SIZE = 8  # 一组有几行 tile
 
 
@@ -49,14 +50,14 @@ class Config(NamedTuple):
         return pipeline + half_tile + 1024  # 流水线的 barrier
 
 
-# 元素的字节数 → 几种 tile,大的快,小的够分;最后一种在任何 GPU 上都装得下
+# 元素的字节数 → 几种 tile,大的快,小的够分;最后一种最省共享内存
 CONFIGS = {
     2: [
         Config(128, 256, 64, 8, 3, 1, 1.00),
         Config(128, 128, 64, 4, 4, 1, 0.90),
         Config(64, 128, 128, 4, 4, 1, 0.55),
         Config(64, 32, 128, 4, 5, 1, 0.20),
-        Config(128, 64, 32, 4, 4, 1, 0.30),
+        Config(128, 64, 32, 4, 3, 1, 0.30),
     ],
     4: [
         Config(128, 128, 32, 8, 4, 1, 1.00),
@@ -257,8 +258,8 @@ def matmul(a, b, out_dtype=None):
 
     Args:
         a: 形状 (M, K);b: 形状 (K, N);float16、bfloat16 或 float32,dtype 与设备相同。
-            M、N、K 任意(可以是 0),stride 任意。描述符读不了的(行的 stride 或起点不是 16 字节的
-            倍数,或没有一个 stride 是 1)先抄一份,多用一份输入的内存。
+            M、N、K 任意(可以是 0,不超过 LONGEST),stride 任意。描述符读不了的(行的 stride 或起点
+            不是 16 字节的倍数,或没有一个 stride 是 1)先抄一份,多用一份输入的内存。
         out_dtype: 结果的 dtype,三者之一;None 表示与输入相同。
 
     Returns:
@@ -266,7 +267,7 @@ def matmul(a, b, out_dtype=None):
 
     Raises:
         TypeError: 不是张量、dtype 不支持、两个 dtype 不同、或 out_dtype 不支持。
-        ValueError: 不是二维、内侧长度不同、设备不对、或需要梯度。
+        ValueError: 不是二维、内侧长度不同、太长、设备不对、或需要梯度。
 
     Source:
         常驻的 program:Gupta, Stuart & Owens, A Study of Persistent Threads Style GPU Programming
@@ -280,11 +281,18 @@ def matmul(a, b, out_dtype=None):
             f"a and b have shapes {tuple(a.shape)} and {tuple(b.shape)}, expected (M, K) and "
             f"(K, N): check them, or transpose one"
         )
+    if max(*a.shape, *b.shape) > LONGEST:
+        raise ValueError(
+            f"a、b 的形状是 {tuple(a.shape)}、{tuple(b.shape)},每个轴最长 {LONGEST},请分块计算 · "
+            f"a and b have shapes {tuple(a.shape)} and {tuple(b.shape)}, expected no axis above "
+            f"{LONGEST}: multiply them in parts"
+        )
     out_dtype = a.dtype if out_dtype is None else out_dtype
-    if out_dtype not in DTYPES:
+    if not isinstance(out_dtype, torch.dtype) or out_dtype not in DTYPES:
+        got = out_dtype if isinstance(out_dtype, torch.dtype) else type(out_dtype).__name__
         raise TypeError(
-            f"out_dtype={out_dtype},应为 None 或 {DTYPES} 之一,请改用其中一个 · "
-            f"out_dtype={out_dtype}, expected None or one of {DTYPES}: use one of these"
+            f"out_dtype 是 {got},应为 None 或 {DTYPES} 之一,请改用其中一个 · "
+            f"out_dtype is {got}, expected None or one of {DTYPES}: use one of these"
         )
 
     # 第7步 分配 · allocate(解释器写 BF16 时截断而不舍入,所以在那里写 FP32,再由 torch 舍入)

@@ -27,6 +27,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+LONGEST = 2**31 - 2**16  # 行号、列号和 k 是 32 位的,加上一个 tile 也不能溢出
 NUMBERS_PER_PROGRAM = 4096  # 相加的 kernel 里,一个 program 读多少个部分和
 
 
@@ -218,8 +219,8 @@ def matmul(a, b, out_dtype=None):
 
     Args:
         a: 形状 (M, K);b: 形状 (K, N);float16、bfloat16 或 float32,dtype 与设备相同。
-            M、N、K 任意(可以是 0),stride 任意。描述符读不了的(行的 stride 或起点不是 16 字节的
-            倍数,或没有一个 stride 是 1)先抄一份,多用一份输入的内存。
+            M、N、K 任意(可以是 0,不超过 LONGEST),stride 任意。描述符读不了的(行的 stride 或起点
+            不是 16 字节的倍数,或没有一个 stride 是 1)先抄一份,多用一份输入的内存。
         out_dtype: 结果的 dtype,三者之一;None 表示与输入相同。
 
     Returns:
@@ -228,7 +229,7 @@ def matmul(a, b, out_dtype=None):
 
     Raises:
         TypeError: 不是张量、dtype 不支持、两个 dtype 不同、或 out_dtype 不支持。
-        ValueError: 不是二维、内侧长度不同、设备不对、或需要梯度。
+        ValueError: 不是二维、内侧长度不同、太长、设备不对、或需要梯度。
 
     Source:
         split-K:Kerr, Merrill, Demouth & Tran, CUTLASS: Fast Linear Algebra in CUDA C++, 2017。
@@ -241,11 +242,18 @@ def matmul(a, b, out_dtype=None):
             f"a and b have shapes {tuple(a.shape)} and {tuple(b.shape)}, expected (M, K) and "
             f"(K, N): check them, or transpose one"
         )
+    if max(*a.shape, *b.shape) > LONGEST:
+        raise ValueError(
+            f"a、b 的形状是 {tuple(a.shape)}、{tuple(b.shape)},每个轴最长 {LONGEST},请分块计算 · "
+            f"a and b have shapes {tuple(a.shape)} and {tuple(b.shape)}, expected no axis above "
+            f"{LONGEST}: multiply them in parts"
+        )
     out_dtype = a.dtype if out_dtype is None else out_dtype
-    if out_dtype not in DTYPES:
+    if not isinstance(out_dtype, torch.dtype) or out_dtype not in DTYPES:
+        got = out_dtype if isinstance(out_dtype, torch.dtype) else type(out_dtype).__name__
         raise TypeError(
-            f"out_dtype={out_dtype},应为 None 或 {DTYPES} 之一,请改用其中一个 · "
-            f"out_dtype={out_dtype}, expected None or one of {DTYPES}: use one of these"
+            f"out_dtype 是 {got},应为 None 或 {DTYPES} 之一,请改用其中一个 · "
+            f"out_dtype is {got}, expected None or one of {DTYPES}: use one of these"
         )
 
     # 第7步 分配 · allocate(解释器写 BF16 时截断而不舍入,所以在那里写 FP32,再由 torch 舍入)
@@ -277,10 +285,10 @@ def verify():
             torch.manual_seed(SEED)
             a = torch.randn(M, K, device=DEVICE).to(dtype)
             b = torch.randn(K, N, device=DEVICE).to(dtype)
-            _, k_per_split = choose(M, N, K, a.element_size(), a.device)
-            splits = triton.cdiv(K, k_per_split)
             c_ref = a.double() @ b.double()
             c = matmul(a, b)
+            _, k_per_split = choose(M, N, K, a.element_size(), a.device)
+            splits = triton.cdiv(K, k_per_split)
             error = ((c.double() - c_ref).norm() / c_ref.norm()).item()
             # 舍入到 dtype 的相对误差最多是 eps 的一半;FP32 累加的误差按 √K 增长
             limit = torch.finfo(dtype).eps / 2 + 2**-24 * K**0.5

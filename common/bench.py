@@ -154,9 +154,9 @@ def measure_parts(folder, parts):
 
     Args:
         folder: CSV 写在哪里。
-        parts: CSV 的名字 → 测量它的函数,返回它的各行。
+        parts: CSV 的名字 → 测量它的函数,返回它的各行;None 是不测量。
     """
-    left = list(parts)
+    left = [name for name, part in parts.items() if part]
     try:
         while left:
             write_rows(folder / left[0], parts[left[0]]())
@@ -248,7 +248,7 @@ def run(folder, parts, draw, tables, draw_only):
 
     Args:
         folder: CSV 和图所在的文件夹。
-        parts: CSV 的名字 → 测量它的函数。
+        parts: CSV 的名字 → 测量它的函数;None 是只用已有的。
         draw: 由文件夹里的 CSV 画图的函数。
         tables: 由文件夹里的 CSV 写出表格的函数。
         draw_only: 不测量。

@@ -143,7 +143,7 @@ def measure_shape(dtype, M, N, K):
         able = {name: function for name, function in able.items() if name not in TUNERS}
     graphs, errors = capture_all(able, pairs, functools.partial(check, rows=rows, exact=exact, K=K))
     total = sum(times[0] for times in time_graphs(graphs, rounds=1).values())  # µs
-    found, rounds = [], min(25, max(5, int(1.2e6 / total)))
+    found, rounds = [], min(25, max(5, int(1.2e6 / max(total, 1))))
     for name, times in time_graphs(graphs, rounds).items():
         median, spread = summary(times)
         row = versions() | {"script_or_peer": name, "dtype": str(dtype)[6:], "m": M, "n": N, "k": K}
@@ -153,31 +153,32 @@ def measure_shape(dtype, M, N, K):
     return found
 
 
-def kept_rows(name):
-    """已有的 CSV 的各行 · the rows of a CSV that is there already."""
-    return read_texts(HERE / name) if (HERE / name).exists() else []
+def kept_rows():
+    """matmul.csv 里同一 GPU、同样版本的各行 · the rows that this GPU and these versions gave."""
+    rows = read_texts(HERE / "matmul.csv") if (HERE / "matmul.csv").exists() else []
+    return [row for row in rows if versions().items() <= row.items()]
 
 
 def measure_and_keep(dtype, M, N, K):
     """测完一个形状就写进 matmul.csv · measure a shape and keep its rows at once."""
     new = measure_shape(dtype, M, N, K)
     case = [str(dtype)[6:], *map(str, (M, N, K))]
-    kept = [
-        row
-        for row in kept_rows("matmul.csv")
-        if [row[key] for key in ("dtype", "m", "n", "k")] != case
-    ]
+    kept = [row for row in kept_rows() if [row[key] for key in ("dtype", "m", "n", "k")] != case]
     write_rows(HERE / "matmul.csv", kept + new)
     return new
 
 
 def measure(names):
-    """matmul.csv:测量这些 dtype,别的行留下 · measure these dtypes, keep the rows of others."""
+    """matmul.csv:测量这些 dtype,别的行留下 · measure these dtypes, keep the other rows."""
     cases = [(dtype, *shape) for dtype in DTYPES.values() for shape in SHAPES]
     measure_cases([case for case in cases if str(case[0])[6:] in names], measure_and_keep)
     order = {(str(dtype)[6:], *map(str, shape)): i for i, (dtype, *shape) in enumerate(cases)}
-    kept = kept_rows("matmul.csv")
-    return sorted(kept, key=lambda row: order[row["dtype"], row["m"], row["n"], row["k"]])
+    found = [[] for _ in cases]
+    for row in kept_rows():
+        case = row["dtype"], row["m"], row["n"], row["k"]
+        if case in order:  # 不再测量的形状不留
+            found[order[case]].append(row)
+    return [row for rows in found for row in rows]
 
 
 @triton.jit
@@ -409,8 +410,10 @@ def tables(folder):
 
 def draw_squares(plt, path, rows, column, ylabel):
     """每个 dtype 一格,2 的幂连成线,其余的 n 是叉 · a panel per dtype; crosses are other sizes."""
-    figure, axes = plt.subplots(1, 3, figsize=(13, 5), layout="constrained")
-    for axis, dtype in zip(axes, DTYPES, strict=True):
+    names = list(dict.fromkeys(row["dtype"] for row in rows if is_square(row)))
+    options = {"figsize": (4.4 * len(names) + 1, 5), "layout": "constrained", "squeeze": False}
+    figure, axes = plt.subplots(1, len(names), **options)
+    for axis, dtype in zip(axes[0], names, strict=True):
         some = [row for row in rows if row["dtype"] == dtype and is_square(row)]
         for name, mine in by_name(some).items():
             look = style(STYLES, name)
@@ -424,21 +427,20 @@ def draw_squares(plt, path, rows, column, ylabel):
         axis.set_xscale("log", base=2)
         axis.xaxis.set_major_formatter("{x:.0f}")
         axis.grid(alpha=0.3)
-    axes[0].set_ylabel(ylabel)
+    axes[0, 0].set_ylabel(ylabel)
     save(figure, path, rows[0])
 
 
 def draw_ladder(plt, path, rows):
-    """n = 8192、BF16,每个参赛者一条 · a bar for each contender at n = 8192 in BF16."""
-    some = [row for row in rows if row["dtype"] == "bfloat16" and is_square(row)]
-    names, values = [], []
-    for name, row in by_shape(some).get((8192, 8192, 8192), {}).items():
-        names.append(name)
-        values.append(row["tflops"])
+    """n = 8192,每个参赛者一条 · a bar for each contender at n = 8192, in the first dtype."""
+    some = [row for row in rows if is_square(row) and row["n"] == 8192]
+    dtype = some[0]["dtype"]
+    names = [row["script_or_peer"] for row in some if row["dtype"] == dtype]
+    values = [row["tflops"] for row in some if row["dtype"] == dtype]
     figure, axis = plt.subplots(figsize=(11, 5), layout="constrained")
     bars = axis.bar(names, values, color=[style(STYLES, name)["color"] for name in names])
     axis.bar_label(bars, fmt="{:.0f}")
-    axis.set(title="bfloat16, n = 8192", ylabel="TFLOP/s")
+    axis.set(title=f"{dtype}, n = 8192", ylabel="TFLOP/s")
     axis.grid(alpha=0.3, axis="y")
     save(figure, path, rows[0])
 
@@ -565,11 +567,9 @@ def main():
     names = [arguments.dtype] if arguments.dtype else list(DTYPES)
     parts = {"matmul.csv": lambda: measure(names)}
     # 这两部分只用 BF16
-    for name, part in {
-        "matmul_order.csv": measure_order,
-        "matmul_split.csv": measure_split,
-    }.items():
-        parts[name] = part if "bfloat16" in names else functools.partial(kept_rows, name)
+    measured = "bfloat16" in names
+    parts["matmul_order.csv"] = measure_order if measured else None
+    parts["matmul_split.csv"] = measure_split if measured else None
     run(HERE, parts, draw, tables, arguments.draw_only)
 
 

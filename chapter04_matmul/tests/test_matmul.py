@@ -83,8 +83,9 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("fill", [math.nan, 5.0])
+@pytest.mark.parametrize(
+    "dtype, fill", [*((dtype, math.nan) for dtype in DTYPES), (torch.float32, 5.0)], ids=str
+)
 def test_sizes_on_both_sides_of_every_edge(lesson, dtype, fill):
     squares = [(n, n, n) for n in [0, 1, 2, 15, 16, 17, 31, 32, 33, 49]]
     for M, N, K in squares if is_basic(lesson) else SHAPES:
@@ -293,11 +294,26 @@ def test_bad_input(lesson, case):
     check_rejected(lesson, error, value, a, b)
 
 
-@pytest.mark.parametrize("out_dtype", [torch.float64, torch.int32, "float16", int, 16], ids=str)
-def test_bad_out_dtype(rectangular, out_dtype):
-    check_rejected(
-        rectangular, TypeError, f"out_dtype={out_dtype}", ones, ones, out_dtype=out_dtype
-    )
+@pytest.mark.parametrize(
+    "out_dtype, named",
+    [
+        (torch.float64, "torch.float64"),
+        (torch.int32, "torch.int32"),
+        ("float16", "str"),
+        (16, "int"),
+        (torch.empty(9, 9), "Tensor"),  # 第三个参数不是 out
+        (torch.empty(9, 9).numpy(), "ndarray"),
+    ],
+    ids=["float64", "int32", "str", "int", "tensor", "array"],
+)
+def test_bad_out_dtype(rectangular, out_dtype, named):
+    check_rejected(rectangular, TypeError, f"is {named},", ones, ones, out_dtype=out_dtype)
+
+
+def test_too_long(rectangular):
+    one = torch.ones(1, 1, dtype=torch.float16, device=DEVICE)
+    longest = one.expand(1, rectangular.LONGEST + 1)  # stride 是 0,不占内存
+    check_rejected(rectangular, ValueError, str(rectangular.LONGEST), longest, longest.t())
 
 
 def test_verify(tuned, capsys):

@@ -333,6 +333,7 @@ def command(folder, monkeypatch):
     monkeypatch.setattr(common_bench, "DEVICE", SimpleNamespace(type="cuda"))
     monkeypatch.setattr(bench, "HERE", folder)
     monkeypatch.setattr(bench, "draw", lambda folder: None)
+    monkeypatch.setattr(bench, "versions", lambda: VERSIONS)
 
     def main(*arguments):
         monkeypatch.setattr(sys, "argv", ["bench_matmul.py", *arguments])
