@@ -74,6 +74,9 @@ def exact(*values):
         ([1.0, 2.25], [1.0, 2.0], 0.25),
         ([math.nan, math.inf, -math.inf], [math.nan, math.inf, -math.inf], 1.0),
         ([math.inf], [3.4e38], 1e37),  # 按界可能溢出
+        ([-math.inf], [-3.4e38], 1e37),
+        ([math.inf], [-1e38], 5e38),  # 参考值小,界比 dtype 的范围还大:两边都可能溢出
+        ([-math.inf], [1e38], 5e38),
         ([math.nan], [5.0], math.inf),  # 部分和可能溢出:inf - inf
         ([-math.inf], [5.0], math.inf),
         ([math.nan], [math.inf], math.inf),
@@ -94,6 +97,8 @@ def test_accepts(got, expected, bound):
         ([1.0], [math.nan], math.inf),
         ([1.0], [math.inf], 1e30),
         ([-math.inf], [3.4e38], 1e37),
+        ([math.inf], [-3.4e38], 1e37),
+        ([math.inf], [-1e38], 4e38),
         ([1.0], [math.inf], math.inf),
     ],
 )
