@@ -15,6 +15,7 @@
 """
 
 import functools
+import math
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -30,6 +31,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 LONGEST = 2**31 - 2**16  # 行号、列号和 k 是 32 位的,加上一个 tile 也不能溢出
 GROUP_SIZE = 8  # 一组有几行 tile
+LARGE = 2048  # M、N、K 都不小于它才算大矩阵
+COPY_TILE = (64, 512) if INTERPRETED else (2, 256)  # 抄写时的 tile(H200 上量得)
 
 
 class Config(NamedTuple):
@@ -60,7 +63,8 @@ CONFIGS = {
         Config(128, 64, 32, 4, 3, 1, 0.30),
     ],
     4: [
-        Config(128, 128, 32, 8, 4, 1, 1.00),
+        Config(256, 64, 32, 8, 4, 1, 1.00),
+        Config(128, 128, 32, 8, 4, 1, 0.99),
         Config(64, 64, 32, 4, 3, 3, 0.95),
     ],
 }
@@ -78,7 +82,7 @@ def grouped_order(pid, num_pid_m, num_pid_n, GROUP_SIZE: tl.constexpr):
 
 @triton.jit
 def store_half(
-    c_desc,  # 输出 (M, N) 的描述符;描述符用不了时是 None
+    c_desc,  # 输出 (M, N) 的描述符;不用描述符时是 None
     c_ptr,  # 输出 (M, N)
     half,
     row,
@@ -107,6 +111,7 @@ def matmul_kernel(
     N,
     K,
     stride_cm,
+    DIVISOR: tl.constexpr,
     A_BY_COLUMNS: tl.constexpr,
     B_BY_COLUMNS: tl.constexpr,
     DOT_DTYPE: tl.constexpr,
@@ -117,6 +122,9 @@ def matmul_kernel(
     FLATTEN: tl.constexpr,
     WARP_SPECIALIZE: tl.constexpr,
 ):
+    # 像上一课那样告诉编译器 DIVISOR 整除什么:值不变,写回时一条指令能写 16 字节
+    N = N // DIVISOR * DIVISOR
+    stride_cm = stride_cm // DIVISOR * DIVISOR
     # 第2步 常驻 · persistent: walk over the tiles p, p+P, p+2P, …
     #       flatten:把两层循环展成一层,流水线在 tile 之间也不中断
     num_pid_m = tl.cdiv(M, BLOCK_M)
@@ -190,54 +198,95 @@ def choose(M, N, itemsize, device):
     return min(fitting or CONFIGS[itemsize][-1:], key=cost)
 
 
-def descriptor_can_take(t):
-    """描述符的要求:按行存放,行不重叠,起点和行的 stride 是 16 字节的倍数 · what TMA can read."""
+@triton.jit
+def copy_kernel(
+    source_ptr,  # 输入 (rows, columns)
+    copy_ptr,  # 输出 (rows, columns),每行从 128 字节的整数倍开始
+    rows,
+    columns,
+    stride_sr,
+    stride_sc,
+    stride_cr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
+):
+    # 第6步 抄写 · copy: 一个 program 抄一个 tile
+    num_pid_columns = tl.cdiv(columns, BLOCK_COLUMNS)
+    pid = tl.program_id(axis=0)
+    row = pid // num_pid_columns
+    column = pid % num_pid_columns
+    offs_r = row.to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    offs_c = column.to(tl.int64) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
+    mask = (offs_r < rows)[:, None] & (offs_c < columns)[None, :]
+    source_ptrs = source_ptr + offs_r[:, None] * stride_sr + offs_c[None, :] * stride_sc
+    tile = tl.load(source_ptrs, mask=mask, other=0.0)
+    tl.store(copy_ptr + offs_r[:, None] * stride_cr + offs_c[None, :], tile, mask=mask)
+
+
+def copied(t):
+    """抄一份,每行从 128 字节的整数倍开始 · a copy whose rows start on 128-byte lines."""
+    rows, columns = t.shape
+    per_line = 128 // t.element_size()
+    buffer = torch.empty(
+        (rows, triton.cdiv(columns, per_line) * per_line), device=t.device, dtype=t.dtype
+    )
+    grid = (triton.cdiv(rows, COPY_TILE[0]) * triton.cdiv(columns, COPY_TILE[1]),)
+    copy_kernel[grid](t, buffer, rows, columns, *t.stride(), buffer.stride(0), *COPY_TILE)
+    return buffer[:, :columns]
+
+
+def descriptor_can_take(t, alignment=16):
+    """描述符的要求:按行存放,行不重叠,每行从 alignment 字节的整数倍开始 · what TMA can read."""
     return (
         t.stride(1) == 1
         and t.stride(0) >= t.shape[1]
-        and t.stride(0) * t.element_size() % 16 == 0
-        and t.data_ptr() % 16 == 0
+        and t.stride(0) * t.element_size() % alignment == 0
+        and t.data_ptr() % alignment == 0
     )
 
 
-def for_descriptor(t):
+def for_descriptor(t, alignment):
     """描述符能读的矩阵,和它是不是转置 · a matrix that TMA can read, and is it transposed."""
-    if descriptor_can_take(t):
+    if descriptor_can_take(t, alignment):
         return t, False
-    if descriptor_can_take(t.t()):
+    if descriptor_can_take(t.t(), alignment):
         return t.t(), True
-    # 都不行(例如 n 是奇数):抄到每行多几个元素的缓冲区里,代价是读写一遍
-    rows, columns = t.shape
-    per_16_bytes = 16 // t.element_size()
-    buffer = torch.empty(
-        (rows, triton.cdiv(columns, per_16_bytes) * per_16_bytes), device=t.device, dtype=t.dtype
-    )
-    return buffer[:, :columns].copy_(t), False
+    # 都不行(例如 n 是奇数):抄一份,代价是读写一遍;沿着 stride 是 1 的方向抄,访问才是连续的
+    by_columns = t.stride(0) == 1 != t.stride(1)
+    return copied(t.t() if by_columns else t), by_columns
 
 
 @torch.compiler.disable  # 描述符里有地址,不能录进 torch.compile 的图
-def launch(a, a_by_columns, b, b_by_columns, c, K):
+def launch(a, b, c):
     """启动,结果写进 c · launch; the result goes to c."""
     M, N = c.shape
+    K = a.shape[1]
+    itemsize = a.element_size()
+    # TMA 一次取 128 字节。行不从 128 字节的整数倍开始,每次就碰到两条 cache line,L2 先饱和;
+    # 16 位的大矩阵宁可抄一份
+    alignment = 128 if itemsize == 2 and min(M, N, K) >= LARGE else 16
     with on_device_of(a):
-        warp_specialize = has_warp_specialization(a.element_size())
-        config = choose(M, N, a.element_size(), a.device)
+        a, a_by_columns = for_descriptor(a, alignment)
+        b, b_by_columns = for_descriptor(b, alignment)
+        warp_specialize = has_warp_specialization(itemsize)
+        config = choose(M, N, itemsize, a.device)
         a_block = [config.block_m, config.block_k]
         b_block = [config.block_k, config.block_n]
         c_block = [config.block_m, config.block_n // 2]
         tiles = triton.cdiv(M, config.block_m) * triton.cdiv(N, config.block_n)
         grid = (min(tiles, multiprocessors(a.device) * config.per_sm),)
-        # 小 tile 直接写更快(H200 上 n=512、1024 时快 3%)
-        use_c_desc = config.block_m * config.block_n >= 128 * 128 and descriptor_can_take(c)
+        # 写回:16 位的大 tile 用描述符,小 tile 和 FP32 直接写
+        big = itemsize == 2 and config.block_m * config.block_n >= 128 * 128
         matmul_kernel[grid](
             TensorDescriptor.from_tensor(a, a_block[::-1] if a_by_columns else a_block),
             TensorDescriptor.from_tensor(b, b_block[::-1] if b_by_columns else b_block),
-            TensorDescriptor.from_tensor(c, c_block) if use_c_desc else None,
+            TensorDescriptor.from_tensor(c, c_block) if big and descriptor_can_take(c) else None,
             c,
             M,
             N,
             K,
             c.stride(0),
+            DIVISOR=math.gcd(8, N, c.stride(0)) if itemsize == 2 else 1,  # FP32 的瓶颈是乘加
             A_BY_COLUMNS=a_by_columns,
             B_BY_COLUMNS=b_by_columns,
             # 解释器直接乘 BF16 会算错,所以在那里先提升(精确)
@@ -246,7 +295,7 @@ def launch(a, a_by_columns, b, b_by_columns, c, K):
             BLOCK_M=config.block_m,
             BLOCK_N=config.block_n,
             BLOCK_K=config.block_k,
-            FLATTEN=a.element_size() == 2 and not warp_specialize,
+            FLATTEN=itemsize == 2 and not warp_specialize,
             WARP_SPECIALIZE=warp_specialize,
             num_warps=config.num_warps,
             num_stages=config.num_stages,
@@ -259,7 +308,8 @@ def matmul(a, b, out_dtype=None):
     Args:
         a: 形状 (M, K);b: 形状 (K, N);float16、bfloat16 或 float32,dtype 与设备相同。
             M、N、K 任意(可以是 0,不超过 LONGEST),stride 任意。描述符读不了的(行的 stride 或起点
-            不是 16 字节的倍数,或没有一个 stride 是 1)先抄一份,多用一份输入的内存。
+            不是 16 字节的倍数,或没有一个 stride 是 1),以及 16 位、M、N、K 都不小于 LARGE 而行不从
+            128 字节的整数倍开始的,先抄一份,多用一份输入的内存。
         out_dtype: 结果的 dtype,三者之一;None 表示与输入相同。
 
     Returns:
@@ -273,7 +323,7 @@ def matmul(a, b, out_dtype=None):
         常驻的 program:Gupta, Stuart & Owens, A Study of Persistent Threads Style GPU Programming
         for GPGPU Workloads, 2012;TMA:NVIDIA, H100 Tensor Core GPU Architecture, 2022。
     """
-    # 第6步 检查 · check: 启动之前拒绝一切算不对的输入
+    # 第7步 检查 · check: 启动之前拒绝一切算不对的输入
     check_tensors(DTYPES, a=a, b=b)
     if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[0]:
         raise ValueError(
@@ -295,7 +345,7 @@ def matmul(a, b, out_dtype=None):
             f"out_dtype is {got}, expected None or one of {DTYPES}: use one of these"
         )
 
-    # 第7步 分配 · allocate(解释器写 BF16 时截断而不舍入,所以在那里写 FP32,再由 torch 舍入)
+    # 第8步 分配 · allocate(解释器写 BF16 时截断而不舍入,所以在那里写 FP32,再由 torch 舍入)
     M, K = a.shape
     K, N = b.shape
     if K == 0:
@@ -305,13 +355,9 @@ def matmul(a, b, out_dtype=None):
     if c.numel() == 0:
         return c.to(out_dtype)
 
-    # 第8步 描述符 · descriptors: 能直接读的不抄
-    a, a_by_columns = for_descriptor(a)
-    b, b_by_columns = for_descriptor(b)
-
-    # 第9步 启动 · launch: 一个 multiprocessor 一个 program
-    launch(a, a_by_columns, b, b_by_columns, c, K)
-    # 负视图 (neg view) 的负号只记在张量上、不在内存里,所以在这里补上(抄过的已经取负)
+    # 第9步 启动 · launch: 描述符读不了的先抄,然后一个 multiprocessor 一个 program
+    launch(a, b, c)
+    # 负视图 (neg view) 的负号只记在张量上、不在内存里,所以在这里补上
     return (c.neg_() if a.is_neg() != b.is_neg() else c).to(out_dtype)
 
 

@@ -38,16 +38,24 @@ class Config(NamedTuple):
     block_n: int
     row_bytes: int  # BLOCK_K 个元素共多少字节
     num_stages: int
+    per_sm: int  # 每个 multiprocessor 放几个 program
 
 
-# 行数不超过 block_m 时用的 tile,最后一种不限行数。B 要从显存流过一遍:在路上的字节越多越好,
-# 所以级数取到共享内存装满(H200 上量得)
-CONFIGS = [
-    Config(16, 64, 512, 5),
-    Config(32, 64, 256, 8),
-    Config(64, 64, 256, 6),
-    Config(64, 128, 128, 7),
-]
+# 元素的字节数 → 行数不超过 block_m 时用的 tile,最后一种不限行数(H200 上量得)
+CONFIGS = {
+    # B 要从显存流过一遍:在路上的字节越多越好,所以级数取到共享内存装满
+    2: [
+        Config(16, 64, 512, 5, 1),
+        Config(32, 64, 256, 8, 1),
+        Config(64, 64, 256, 6, 1),
+    ],
+    # FP32 不用 tensor core,乘加才是瓶颈:多放几个 program,一个等待时别的在算
+    4: [
+        Config(16, 64, 128, 4, 4),
+        Config(32, 128, 128, 3, 4),
+        Config(64, 64, 128, 3, 4),
+    ],
+}
 
 
 @triton.jit
@@ -63,6 +71,7 @@ def split_k_kernel(
     A_BY_COLUMNS: tl.constexpr,
     B_BY_COLUMNS: tl.constexpr,
     DOT_DTYPE: tl.constexpr,
+    SWAP: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -76,23 +85,25 @@ def split_k_kernel(
     row = pid % num_tiles % num_pid_m * BLOCK_M
     column = pid % num_tiles // num_pid_m * BLOCK_N
     first_k = split * K_PER_SPLIT
-    acc = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
+    # 第2步 谁当行 · which side gives the rows
+    #       Hopper 的 wgmma 一次至少 64 行、8 列:M 小的时候,让 N 当行才不浪费,就算 Cᵀ = Bᵀ·Aᵀ
+    acc = tl.zeros((BLOCK_N, BLOCK_M) if SWAP else (BLOCK_M, BLOCK_N), dtype=tl.float32)
     for k in range(first_k, tl.minimum(first_k + K_PER_SPLIT, K), BLOCK_K):
-        # 第2步 加载,再都转置 · load, then transpose both
-        a = a_desc.load([k, row] if A_BY_COLUMNS else [row, k])
+        # 第3步 加载,乘加 · load, multiply and accumulate(像上一课那样先 B 后 A)
         b = b_desc.load([column, k] if B_BY_COLUMNS else [k, column])
-        a_t = a if A_BY_COLUMNS else a.T
-        b_t = b if B_BY_COLUMNS else b.T
-        # 第3步 乘加,算 Cᵀ = Bᵀ·Aᵀ · multiply and accumulate the transpose
-        #       Hopper 的 wgmma 一次至少 64 行、8 列:M 小的时候,让 N 当行才不浪费
-        acc = tl.dot(b_t.to(DOT_DTYPE), a_t.to(DOT_DTYPE), acc, input_precision="ieee")
+        a = a_desc.load([k, row] if A_BY_COLUMNS else [row, k])
+        a = a.T if A_BY_COLUMNS else a
+        b = b.T if B_BY_COLUMNS else b
+        left, right = (b.T, a.T) if SWAP else (a, b)
+        acc = tl.dot(left.to(DOT_DTYPE), right.to(DOT_DTYPE), acc, input_precision="ieee")
     # 第4步 写回部分和 · store the partial sum: 第 split 段写在第 split·M 行起
     offs_m = row + tl.arange(0, BLOCK_M)
     offs_n = column.to(tl.int64) + tl.arange(0, BLOCK_N)
     out_rows = split.to(tl.int64) * M + offs_m
     out_ptrs = out_ptr + out_rows[:, None] * stride_om + offs_n[None, :]
     mask = (offs_m < M)[:, None] & (offs_n < N)[None, :]
-    tl.store(out_ptrs, acc.T.to(out_ptr.dtype.element_ty), mask=mask)
+    acc = acc.T if SWAP else acc
+    tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -140,10 +151,11 @@ def shared_memory():
 
 def choose(M, N, K, itemsize, device):
     """tile 的形状,和一段 K 有多长 · the tile shape, and how long one part of K is."""
-    config = next((c for c in CONFIGS if M <= c.block_m), CONFIGS[-1])
+    configs = CONFIGS[itemsize]
+    config = next((c for c in configs if M <= c.block_m), configs[-1])
     tiles = triton.cdiv(M, config.block_m) * triton.cdiv(N, config.block_n)
-    # 拆分要多启动一次、多读写一遍部分和(H200 上约 2 µs):空闲的达到三分之二时才划算
-    splits = multiprocessors(device) // tiles
+    # 拆分要多启动一次、多读写一遍部分和:空闲的达到三分之二时才划算
+    splits = multiprocessors(device) * config.per_sm // tiles
     block_k = config.row_bytes // itemsize
     blocks = triton.cdiv(K, block_k)
     return config, block_k * (triton.cdiv(blocks, splits) if splits >= 3 else blocks)
@@ -200,6 +212,7 @@ def launch(a, a_by_columns, b, b_by_columns, c, K, config, k_per_split):
             B_BY_COLUMNS=b_by_columns,
             # 解释器直接乘 BF16 会算错,所以在那里先提升(精确)
             DOT_DTYPE=tl.float32 if INTERPRETED else getattr(tl, str(a.dtype)[6:]),
+            SWAP=a.element_size() == 2,
             BLOCK_M=config.block_m,
             BLOCK_N=config.block_n,
             BLOCK_K=block_k,

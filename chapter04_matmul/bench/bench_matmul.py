@@ -26,6 +26,8 @@ GPU 上有几个 SM,就把几个相邻的 program 看作同时运行的一波,�
 乘以 K 方向的 tile 数,各波相加。
 
 拆分 K (matmul_split.csv):matmul_split_k 的 tile 不变,只改把 K 切成几段,BF16。
+
+对齐 (matmul_align.csv):行长不是 128 字节的倍数的矩阵,matmul_persistent 直接读,或先抄成对齐的,BF16。
 """
 
 import functools
@@ -34,6 +36,7 @@ import math
 import statistics
 import sys
 from pathlib import Path
+from unittest import mock
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent)]  # common 和 lesson 在那里
@@ -73,6 +76,7 @@ ORDER_SIZES = [8192, 16384]
 GROUP_SIZES = [1, 2, 4, 8, 16, 32, 64]
 SPLIT_SHAPES = [(16, 4096, 4096), (16, 1024, 16384), (256, 256, 65536)]
 SPLITS = [1, 2, 4, 8, 16, 32]
+ALIGN_SIZES = [1000, 2056, 4104, 5000, 8200]
 LIMITS = {"NVIDIA H200": (4.8, 989)}  # 显存 TB/s 和 BF16 TFLOP/s 的上限,来自 datasheet
 # 每个参赛者的颜色(Okabe & Ito,色盲也能分辨),lesson 的 marker,同行的线型
 STYLES = {
@@ -287,6 +291,29 @@ def measure_split():
     return found
 
 
+def run_aligned(a, b, copied):
+    """matmul_persistent,抄或不抄 · one product with the inputs copied to aligned rows, or not."""
+    lesson = importlib.import_module("matmul_persistent")
+    with mock.patch.object(lesson, "LARGE", 1 if copied else lesson.LONGEST):
+        return lesson.matmul(a, b)
+
+
+def measure_align():
+    """matmul_align.csv · the rows of matmul_align.csv."""
+    found = []
+    for n in ALIGN_SIZES:
+        pairs = make_pairs((n, n), (n, n), torch.bfloat16)
+        rows, exact = reference(*pairs[0])
+        able = {copied: functools.partial(run_aligned, copied=copied) for copied in (0, 1)}
+        able["torch.mm"] = torch.mm
+        graphs, _ = capture_all(able, pairs, functools.partial(check, rows=rows, exact=exact, K=n))
+        times = time_graphs(graphs, rounds=15)
+        direct, copied, peer = (f"{summary(times[key])[0] / len(pairs):.5g}" for key in able)
+        row = {"n": n, "direct": direct, "copied": copied, "torch_mm": peer}
+        found.append(versions() | row)
+    return found
+
+
 def by_shape(rows):
     """按形状分组:(m, n, k) → 参赛者 → 行 · the rows of each shape, by contender."""
     found = {}
@@ -378,6 +405,15 @@ def split_table(rows):
     return markdown(lines)
 
 
+def align_table(rows):
+    """直接读与先抄 · reading as it is and copying first, a row for each n."""
+    lines = [["n", "直接读", "先抄", "torch.mm"], ["---"] * 4]
+    for row in rows:
+        times = [number(row[column]) for column in ("direct", "copied", "torch_mm")]
+        lines.append([f"{row['n']:.0f}", *times])
+    return markdown(lines)
+
+
 def tables(folder):
     """README 逐字引用的全部表格 · every table that the notes quote, as markdown."""
     rows = read_rows(folder / "matmul.csv")
@@ -404,6 +440,8 @@ def tables(folder):
     text += "相对误差:\n\n" + error_table(some)
     text += "组的大小,bfloat16(tile 是每一波读的 tile 数之和):\n\n"
     text += order_table(read_rows(folder / "matmul_order.csv"))
+    text += "行长不是 128 字节的倍数,matmul_persistent,bfloat16,µs:\n\n"
+    text += align_table(read_rows(folder / "matmul_align.csv"))
     text += "拆分 K,matmul_split_k,bfloat16,µs(列是 M, N, K):\n\n"
     return text + split_table(read_rows(folder / "matmul_split.csv"))
 
@@ -564,12 +602,14 @@ def main():
     text = "只测量这个 dtype,别的行留下 · measure this dtype only, keep the rows of the others"
     parser.add_argument("--dtype", choices=DTYPES, help=text)
     arguments = parser.parse_args()
+    if arguments.draw_only and arguments.dtype:
+        parser.error("--draw-only 不测量,不要给 --dtype · --draw-only measures nothing: no --dtype")
     names = [arguments.dtype] if arguments.dtype else list(DTYPES)
     parts = {"matmul.csv": lambda: measure(names)}
-    # 这两部分只用 BF16
-    measured = "bfloat16" in names
-    parts["matmul_order.csv"] = measure_order if measured else None
-    parts["matmul_split.csv"] = measure_split if measured else None
+    # 其余的部分只用 BF16
+    rest = {"order": measure_order, "align": measure_align, "split": measure_split}
+    for name, part in rest.items():
+        parts[f"matmul_{name}.csv"] = part if "bfloat16" in names else None
     run(HERE, parts, draw, tables, arguments.draw_only)
 
 

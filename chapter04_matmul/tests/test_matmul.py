@@ -58,7 +58,8 @@ def own_tiles(lesson, dtype):
             configs = lesson.prune(configs, {"a_ptr": torch.empty(0, dtype=dtype)})
         return [(config, *config.kwargs.values()) for config in configs]
     if hasattr(lesson, "add_kernel"):
-        return [(c, c.block_m, c.block_n, c.row_bytes // dtype.itemsize) for c in lesson.CONFIGS]
+        configs = lesson.CONFIGS[dtype.itemsize]
+        return [(c, c.block_m, c.block_n, c.row_bytes // dtype.itemsize) for c in configs]
     limit = math.inf if INTERPRETED else lesson.shared_memory()
     configs = lesson.CONFIGS[dtype.itemsize]
     return [(c, *c[:3]) for c in configs if c.shared_bytes(dtype.itemsize) <= limit]
@@ -261,8 +262,9 @@ def test_nothing_is_launched_for_empty_results(rectangular, M, N, K, monkeypatch
     monkeypatch.setattr(rectangular, "launch", None)
     for dtype in DTYPES:
         for out_dtype in OUT_DTYPES:
-            c = rectangular.matmul(*matrices(M, N, K, dtype, 0), out_dtype)
-            assert c.shape == (M, N) and c.dtype == (out_dtype or dtype) and c.device == DEVICE
+            a, b = matrices(M, N, K, dtype, 0)
+            c = rectangular.matmul(a, b, out_dtype)
+            assert c.shape == (M, N) and c.dtype == (out_dtype or dtype) and c.device == a.device
 
 
 ones = torch.ones(4, 4, device=DEVICE)

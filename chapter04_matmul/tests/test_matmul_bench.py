@@ -34,6 +34,7 @@ RATES = {
     "FlagGems": 200,
 }
 SPLIT_HEADER = "gpu,torch,triton,m,n,k,splits,microseconds"
+ALIGN_HEADER = "gpu,torch,triton,n,direct,copied,torch_mm"
 FIGURES = ["tflops", "ratio", "ladder", "roofline", "skinny", "order", "split", "order_picture"]
 
 bench = load_lesson(SCRIPT)
@@ -48,7 +49,7 @@ def row_of(name, dtype, m, n, k, rate, spread=0.001):
 
 @pytest.fixture
 def folder(tmp_path):
-    """三个编造的 CSV · three CSVs of invented numbers."""
+    """四个编造的 CSV · four CSVs of invented numbers."""
     rows = []
     for dtype in bench.DTYPES:
         for m, n, k in bench.SHAPES:
@@ -74,6 +75,8 @@ def folder(tmp_path):
             split.append(VERSIONS | row)
     common_bench.write_rows(tmp_path / "matmul_order.csv", order)
     common_bench.write_rows(tmp_path / "matmul_split.csv", split)
+    align = [VERSIONS | {"n": n, "direct": n, "copied": n + 1, "torch_mm": 7} for n in (8, 16)]
+    common_bench.write_rows(tmp_path / "matmul_align.csv", align)
     return tmp_path
 
 
@@ -85,6 +88,7 @@ def test_csv_header(folder):
     assert (folder / "matmul.csv").read_text().splitlines()[0] == HEADER
     assert (folder / "matmul_order.csv").read_text().splitlines()[0] == ORDER_HEADER
     assert (folder / "matmul_split.csv").read_text().splitlines()[0] == SPLIT_HEADER
+    assert (folder / "matmul_align.csv").read_text().splitlines()[0] == ALIGN_HEADER
 
 
 def test_tables(folder):
@@ -117,7 +121,9 @@ def test_tables(folder):
     assert lines[98].startswith(
         "| 组的大小 | n=8192,µs | n=8192,TFLOP/s | n=8192,tile | n=16384,µs"
     )
-    assert lines[-9] == "| 64 | 1060 | 600 | 100064 | 1060 | 600 | 100064 |"
+    assert lines[-13] == "| 64 | 1060 | 600 | 100064 | 1060 | 600 | 100064 |"
+    assert lines[-12] == "| n | 直接读 | 先抄 | torch.mm |"
+    assert lines[-9] == "| 16 | 16.0 | 17.0 | 7.00 |"
     assert lines[-8] == "| 段数 S | 16, 4096, 4096 | 16, 1024, 16384 | 256, 256, 65536 |"
     assert lines[-1] == "| 32 | 48.0 | 48.0 | 288 |"
 
@@ -327,6 +333,34 @@ def test_split_part(monkeypatch):
     assert [(row["splits"], row["microseconds"]) for row in rows] == [(1, "2"), (2, "2"), (4, "2")]
 
 
+def test_align_part(monkeypatch):
+    """matmul_align.csv 的各行,抄与不抄都算对 · the rows; copied or not, the result is right."""
+    lesson = load_lesson(CHAPTER / "matmul_persistent.py")
+    monkeypatch.setitem(sys.modules, "matmul_persistent", lesson)
+    alignments = []
+    for_descriptor = lesson.for_descriptor
+
+    def spy(t, alignment):
+        alignments.append(alignment)
+        return for_descriptor(t, alignment)
+
+    monkeypatch.setattr(lesson, "for_descriptor", spy)
+    fakes = {
+        "ALIGN_SIZES": [40],
+        "versions": lambda: VERSIONS,
+        "time_graphs": lambda graphs, rounds: {
+            name: [number * 80.0] * rounds for number, name in enumerate(graphs, 1)
+        },
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(bench, name, fake)
+    monkeypatch.setattr(common_bench, "capture", lambda function, pairs: len(pairs))
+    (row,) = bench.measure_align()
+    assert ",".join(row) == ALIGN_HEADER
+    assert list(row.values())[3:] == [40, "2", "4", "6"]
+    assert alignments == [16, 16, 128, 128]
+
+
 @pytest.fixture
 def command(folder, monkeypatch):
     """在编造的 CSV 旁边运行 main,假装有 GPU · run main beside the CSVs, pretending a GPU."""
@@ -375,7 +409,8 @@ def test_interrupted(folder, command, monkeypatch, capsys):
     with pytest.raises(SystemExit) as stopped:
         command()
     assert stopped.value.code == 130
-    message = "已中断,没有测完 matmul.csv、matmul_order.csv、matmul_split.csv · interrupted\n"
+    names = "、".join(f"matmul{part}.csv" for part in ("", "_order", "_align", "_split"))
+    message = f"已中断,没有测完 {names} · interrupted\n"
     assert capsys.readouterr().err == message
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
 
@@ -411,7 +446,6 @@ def test_kept_results():
         for dtype in bench.DTYPES
         for shape in bench.SHAPES
         if path.stem != "matmul_basic" or len(set(shape)) == 1
-        if dtype != "bfloat16" or len(set(shape)) > 1  # README 说明了 BF16 的方阵还没有留存
     }
     assert wanted - set(kept) == set()
     order = bench.read_rows(folder / "matmul_order.csv")
@@ -422,5 +456,7 @@ def test_kept_results():
     assert [(row["m"], row["n"], row["k"], row["splits"]) for row in split] == [
         (*shape, splits) for shape in bench.SPLIT_SHAPES for splits in bench.SPLITS
     ]
+    align = bench.read_rows(folder / "matmul_align.csv")
+    assert [row["n"] for row in align] == bench.ALIGN_SIZES
     readme = (CHAPTER / "README.md").read_text(encoding="utf-8").splitlines()
     assert [line for line in table_lines(bench.tables(folder)) if line not in readme] == []

@@ -92,7 +92,7 @@ MUTANTS = {
 
 def rectangular(left):
     """矩形的 lesson 都有的错误 · what can go wrong in each of them; left 是 tl.dot 左边的 tile。"""
-    end = ")" if left == "b_t" else ""  # split-K 的循环到 tl.minimum(…, K) 为止
+    end = ")" if left == "left" else ""  # split-K 的循环到 tl.minimum(…, K) 为止
     dot, added = f"tl.dot({left}.to(DOT_DTYPE)", 'acc, input_precision="ieee")'
     widened = f"{left}.to(DOT_DTYPE)"
     return {
@@ -129,27 +129,10 @@ def rectangular(left):
 DESCRIPTORS = {  # 用描述符的 lesson 都有的错误
     "描述符不看列的 stride": [("t.stride(1) == 1\n        and ", "")],
     "描述符不看行是否重叠": [("        and t.stride(0) >= t.shape[1]\n", "")],
-    "描述符不看行的 stride": [("        and t.stride(0) * t.element_size() % 16 == 0\n", "")],
-    "描述符只要求 8 字节": [("t.element_size() % 16", "t.element_size() % 8")],
-    "描述符不看起点": [("        and t.data_ptr() % 16 == 0\n", "")],
     "转置当成没有转置": [("return t.t(), True", "return t.t(), False")],
     "没有转置的当成转置": [("return t, False", "return t, True")],
-    "忘了 B 是转置的": [
-        ("b, b_by_columns = for_descriptor(b)", "b, b_by_columns = for_descriptor(b)[0], False")
-    ],
     "B 的坐标对调": [("B_BY_COLUMNS else [k, column]", "B_BY_COLUMNS else [column, k]")],
     "A 的坐标对调": [("A_BY_COLUMNS else [row, k]", "A_BY_COLUMNS else [k, row]")],
-    "抄的时候没有补齐": [("triton.cdiv(columns, per_16_bytes) * per_16_bytes", "columns")],
-    "补的列也读": [
-        (
-            "return buffer[:, :columns].copy_(t), False",
-            "buffer[:, :columns].copy_(t)\n    return buffer, False",
-        )
-    ],
-    "抄过的又取负": [
-        ("    # 第8步 描述符", f"    negative = {NEGATIVE}\n    # 第8步 描述符"),
-        (f"if {NEGATIVE} else", "if negative else"),
-    ],
     "K=0 的 dtype": [("device=a.device, dtype=out_dtype)", "device=a.device, dtype=a.dtype)")],
 }
 GROUPS = {
@@ -198,6 +181,42 @@ MUTANTS["matmul_persistent"] = (
     | DESCRIPTORS
     | GROUPS
     | {
+        "描述符不看行的 stride": [
+            ("        and t.stride(0) * t.element_size() % alignment == 0\n", "")
+        ],
+        "描述符只要求一半": [
+            ("t.element_size() % alignment", "t.element_size() % (alignment // 2)")
+        ],
+        "描述符不看起点": [("        and t.data_ptr() % alignment == 0\n", "")],
+        "总是按 16 字节": [("128 if itemsize == 2", "16 if itemsize == 2")],
+        "FP32 也按 128 字节": [("itemsize == 2 and min(M", "min(M")],
+        "小矩阵也按 128 字节": [(" and min(M, N, K) >= LARGE", "")],
+        "不看 K 就按 128 字节": [("min(M, N, K) >= LARGE", "min(M, N) >= LARGE")],
+        "忘了 B 是转置的": [
+            ("b_by_columns = for_descriptor(b, alignment)", "_ = for_descriptor(b, alignment)"),
+            ("b_block[::-1] if b_by_columns else b_block", "b_block"),
+            ("B_BY_COLUMNS=b_by_columns", "B_BY_COLUMNS=False"),
+        ],
+        "抄的时候没有补齐": [("triton.cdiv(columns, per_line) * per_line", "columns")],
+        "补的列也读": [("return buffer[:, :columns]", "return buffer")],
+        "抄的时候 grid 向下取整": [("triton.cdiv(rows, COPY", "max(1, rows // COPY")],
+        "抄的时候列的 grid 向下取整": [
+            ("* triton.cdiv(columns, COPY_TILE[1])", "* max(1, columns // COPY_TILE[1])")
+        ],
+        "抄的时候没有行掩码": [("(offs_r < rows)[:, None] & (offs_c", "(offs_c")],
+        "抄的时候没有列掩码": [("& (offs_c < columns)[None, :]", "& (offs_c >= 0)[None, :]")],
+        "抄的时候忽略行的 stride": [("offs_r[:, None] * stride_sr", "offs_r[:, None] * columns")],
+        "抄的时候忽略列的 stride": [("offs_c[None, :] * stride_sc", "offs_c[None, :]")],
+        "抄的行号 32 位": [("offs_r = row.to(tl.int64)", "offs_r = row")],
+        "抄的列号 32 位": [("offs_c = column.to(tl.int64)", "offs_c = column")],
+        "抄的时候行列对调": [
+            ("row = pid // num_pid_columns\n", "row = pid % num_pid_columns\n"),
+            ("column = pid % num_pid_columns\n", "column = pid // num_pid_columns\n"),
+        ],
+        "按列抄的当成按行": [("t), by_columns\n", "t), False\n")],
+        "约数总是 8": [("math.gcd(8, N, c.stride(0))", "8")],
+        "约数不看 N": [("math.gcd(8, N, c", "math.gcd(8, c")],
+        "约数不看 C 的 stride": [("gcd(8, N, c.stride(0))", "gcd(8, N)")],
         "每个 program 都从第一个 tile 开始": [("        tl.program_id(axis=0),", "        0,")],
         "跨步多一个": [("tl.num_programs(axis=0),", "tl.num_programs(axis=0) + 1,")],
         "每个 program 只算一个 tile": [("tl.num_programs(axis=0),", "num_pid_m * num_pid_n,")],
@@ -223,8 +242,8 @@ MUTANTS["matmul_persistent"] = (
         "写回没有行掩码": [("(offs_m < M)[:, None] & (offs_n < N)", "(offs_n < N)")],
         "写回没有列掩码": [("& (offs_n < N)[None, :]", "& (offs_n >= 0)[None, :]")],
         "忽略 C 的行 stride": [("offs_m[:, None] * stride_cm", "offs_m[:, None] * N")],
-        "行号 32 位": [("row.to(tl.int64)", "row")],
-        "C 的描述符不看 stride": [(" and descriptor_can_take(c)", "")],
+        "行号 32 位": [("offs_m = row.to(tl.int64)", "offs_m = row")],
+        "C 的描述符不看 stride": [("if big and descriptor_can_take(c)", "if big")],
         "A 没有转置回来": [("a = a.T if A_BY_COLUMNS else a", "a = a")],
         "K=0 也启动": [("if K == 0:", "if False:")],
         "空的也启动": [("if c.numel() == 0:", "if False:")],
@@ -232,9 +251,26 @@ MUTANTS["matmul_persistent"] = (
     }
 )
 MUTANTS["matmul_split_k"] = (
-    rectangular("b_t")
+    rectangular("left")
     | DESCRIPTORS
     | {
+        "描述符不看行的 stride": [("        and t.stride(0) * t.element_size() % 16 == 0\n", "")],
+        "描述符只要求 8 字节": [("t.element_size() % 16", "t.element_size() % 8")],
+        "描述符不看起点": [("        and t.data_ptr() % 16 == 0\n", "")],
+        "忘了 B 是转置的": [
+            ("b, b_by_columns = for_descriptor(b)", "b, b_by_columns = for_descriptor(b)[0], False")
+        ],
+        "抄的时候没有补齐": [("triton.cdiv(columns, per_16_bytes) * per_16_bytes", "columns")],
+        "补的列也读": [
+            (
+                "return buffer[:, :columns].copy_(t), False",
+                "buffer[:, :columns].copy_(t)\n    return buffer, False",
+            )
+        ],
+        "抄过的又取负": [
+            ("    # 第8步 描述符", f"    negative = {NEGATIVE}\n    # 第8步 描述符"),
+            (f"if {NEGATIVE} else", "if negative else"),
+        ],
         "丢掉不满的一段": [
             (
                 "splits = triton.cdiv(K, k_per_split)\n    a_block",
@@ -275,8 +311,8 @@ MUTANTS["matmul_split_k"] = (
             ("% num_pid_m * BLOCK_M", "// num_pid_m * BLOCK_M"),
             ("// num_pid_m * BLOCK_N", "% num_pid_m * BLOCK_N"),
         ],
-        "A 没有转置": [("a_t = a if A_BY_COLUMNS else a.T", "a_t = a")],
-        "转置写成 reshape": [("acc.T.to(", "tl.reshape(acc, (BLOCK_M, BLOCK_N)).to(")],
+        "A 没有转置回来": [("a = a.T if A_BY_COLUMNS else a", "a = a")],
+        "转置写成 reshape": [("acc.T if SWAP", "tl.reshape(acc, (BLOCK_M, BLOCK_N)) if SWAP")],
         "写回没有行掩码": [("(offs_m < M)[:, None] & (offs_n < N)", "(offs_n < N)")],
         "写回没有列掩码": [("& (offs_n < N)[None, :]", "& (offs_n >= 0)[None, :]")],
         "行号 32 位": [("split.to(tl.int64) * M", "split * M")],

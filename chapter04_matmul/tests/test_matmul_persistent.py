@@ -7,6 +7,7 @@ from matmul_checks import (
     DTYPES,
     check,
     check_descriptor_rule,
+    check_large,
     check_wide_tile,
     forced,
     matrices,
@@ -17,8 +18,13 @@ import torch
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_descriptor_rule(dtype):
-    check_descriptor_rule(matmul_persistent, dtype)
+@pytest.mark.parametrize("alignment", [16, 128])
+def test_descriptor_rule(dtype, alignment):
+    check_descriptor_rule(matmul_persistent, dtype, alignment)
+
+
+def test_large_matrices_start_on_128_byte_lines():
+    check_large(matmul_persistent)
 
 
 def test_wide_tiles_are_stored_through_a_descriptor():

@@ -26,15 +26,18 @@ def test_any_number_of_parts(parts, monkeypatch):
     check(matmul_split_k, inside(a, math.nan), inside(b, math.nan))
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
-    "M, N, K, programs",
+    "dtype, M, N, K, programs",
     [
-        (1, 1, 1, 1),
-        (1, 128, 9, 2),
-        (16, 4096, 4096, 64),
-        (33, 70, 5000, 80),
-        (256, 256, 65536, 128),
+        *((dtype, 1, 1, 1, 1) for dtype in DTYPES),
+        (torch.bfloat16, 1, 128, 9, 2),
+        (torch.float16, 16, 4096, 4096, 64),
+        (torch.bfloat16, 33, 70, 5000, 80),
+        (torch.float16, 256, 256, 65536, 128),
+        (torch.float32, 1, 128, 9, 2),
+        (torch.float32, 16, 4096, 4096, 512),
+        (torch.float32, 33, 70, 5000, 314),
+        (torch.float32, 256, 256, 65536, 528),
     ],
 )
 def test_parts_fill_the_gpu(dtype, M, N, K, programs, monkeypatch):
@@ -46,7 +49,7 @@ def test_parts_fill_the_gpu(dtype, M, N, K, programs, monkeypatch):
 
 
 def test_one_part_needs_one_launch(monkeypatch):
-    # 12 个 tile 已经填满 12 个 multiprocessor
+    # 20 个 tile 已经填满 12 个 multiprocessor
     monkeypatch.setattr(matmul_split_k, "multiprocessors", lambda device: 12)
     monkeypatch.setattr(matmul_split_k, "add_kernel", None)
     check(matmul_split_k, *matrices(200, 300, 200, torch.float16, 1))
