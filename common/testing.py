@@ -8,6 +8,8 @@ import contextlib
 import importlib.util
 import math
 import os
+import subprocess
+import sys
 from pathlib import Path
 from unittest import mock
 
@@ -214,3 +216,26 @@ def load_lesson(path, folder=None, replace=()):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def check_without_gpu(script):
+    """没有 GPU 时的测量脚本:一行说明,状态 1,不动文件 · a benchmark without a GPU.
+
+    Args:
+        script: 测量脚本的 pathlib.Path;不能动的是它所在文件夹里的文件。
+
+    Raises:
+        AssertionError: 状态不是 1、说明不是一行、或有文件变了。
+    """
+    before = {path: path.read_bytes() for path in script.parent.iterdir() if path.is_file()}
+    done = subprocess.run(
+        [sys.executable, script],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+    )
+    assert done.returncode == 1 and done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert "需要 GPU" in line and " · " in line and "--draw-only" in line
+    after = {path: path.read_bytes() for path in script.parent.iterdir() if path.is_file()}
+    assert after == before

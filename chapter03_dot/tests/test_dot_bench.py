@@ -4,16 +4,13 @@ CSV 都是编造的;只有最后一个测试检查留存的 dot.csv 和 README �
 """
 
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from common import INTERPRETED
 from common import bench as common_bench
-from common.testing import load_lesson
+from common.testing import check_without_gpu, load_lesson
 
 CHAPTER = Path(__file__).resolve().parents[1]
 SCRIPT = CHAPTER / "bench/bench_dot.py"
@@ -115,20 +112,7 @@ def test_figures(folder):
 
 @pytest.mark.skipif(not INTERPRETED, reason="解释器才没有 GPU · only the interpreter has none")
 def test_without_gpu():
-    """没有 GPU:一行说明,状态 1,不动文件 · one line, status 1, no file touched."""
-    paths = [path for path in sorted(SCRIPT.parent.iterdir()) if path.is_file()]
-    before = [(path, path.read_bytes()) for path in paths]
-    done = subprocess.run(
-        [sys.executable, SCRIPT],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-    )
-    assert done.returncode == 1 and done.stdout == ""
-    (line,) = done.stderr.splitlines()
-    assert "需要 GPU" in line and " · " in line and "--draw-only" in line
-    paths = [path for path in sorted(SCRIPT.parent.iterdir()) if path.is_file()]
-    assert [(path, path.read_bytes()) for path in paths] == before
+    check_without_gpu(SCRIPT)
 
 
 def test_interrupted(tmp_path, capsys):

@@ -319,7 +319,7 @@ def battery(lesson):
     if hasattr(lesson, "for_descriptor"):
         check_descriptor_rule(lesson, torch.float16)
     if hasattr(lesson, "LARGE"):
-        with mock.patch.object(lesson, "COPY_TILE", (4, 8)):  # 抄写也要好几个 program
+        with mock.patch.object(lesson, "COPY_TILE", (32, 32)):  # 抄写也要好几个 program
             check_descriptor_rule(lesson, torch.float32, alignment=128)
         check_large(lesson)
     check(lesson, *matrices(20, 70, 144, torch.float32, 14))  # lesson 自己挑的 tile、段数

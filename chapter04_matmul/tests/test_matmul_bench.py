@@ -4,8 +4,6 @@ CSV 都是编造的;只有最后一个测试检查留存的 matmul.csv 和 READM
 """
 
 import math
-import os
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +12,7 @@ import pytest
 import torch
 from common import DEVICE, INTERPRETED
 from common import bench as common_bench
-from common.testing import load_lesson
+from common.testing import check_without_gpu, load_lesson
 
 import triton
 
@@ -398,6 +396,14 @@ def test_one_dtype_keeps_the_other_rows(folder, command, monkeypatch, capsys):
     assert "[23/23] torch.float16 256 256 65536: new " in capsys.readouterr().out
 
 
+def test_draw_only_of_one_dtype(command, capsys):
+    """--draw-only 不测量,同时给 --dtype 是弄错了 · both options together make no sense."""
+    with pytest.raises(SystemExit) as stopped:
+        command("--draw-only", "--dtype", "float16")
+    assert stopped.value.code == 2
+    assert "--draw-only 不测量,不要给 --dtype · " in capsys.readouterr().err
+
+
 def test_interrupted(folder, command, monkeypatch, capsys):
     """Ctrl-C:一行说明,旧的 CSV 不动 · one line, and the old CSVs are untouched."""
     before = {path: path.read_bytes() for path in folder.iterdir()}
@@ -417,20 +423,7 @@ def test_interrupted(folder, command, monkeypatch, capsys):
 
 @pytest.mark.skipif(not INTERPRETED, reason="解释器才没有 GPU · only the interpreter has none")
 def test_without_gpu():
-    """没有 GPU:一行说明,状态 1,不动文件 · one line, status 1, no file touched."""
-    paths = [path for path in sorted(SCRIPT.parent.iterdir()) if path.is_file()]
-    before = [(path, path.read_bytes()) for path in paths]
-    done = subprocess.run(
-        [sys.executable, SCRIPT],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-    )
-    assert done.returncode == 1 and done.stdout == ""
-    (line,) = done.stderr.splitlines()
-    assert "需要 GPU" in line and " · " in line and "--draw-only" in line
-    paths = [path for path in sorted(SCRIPT.parent.iterdir()) if path.is_file()]
-    assert [(path, path.read_bytes()) for path in paths] == before
+    check_without_gpu(SCRIPT)
 
 
 def test_kept_results():

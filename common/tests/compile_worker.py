@@ -92,18 +92,19 @@ def matmul_cases():
     """第4章其余 lesson 的调用 · calls of the other lessons: (name, targets, arguments)."""
     # 合起来用到每个 lesson 的每一种 tile
     shapes = [(n, n, n) for n in (8192, 1280, 1024, 512)]
-    shapes += [(8, 4096, 4096), (32, 1024, 4096), (64, 1024, 4096)]
+    shapes += [(16, 4096, 4096), (32, 1024, 4096), (64, 1024, 4096)]
     rest = [(257, 257, 257, False), (512, 512, 512, True)]
     cases = [
-        # BF16 的每一种 tile 在每个目标上。FP32 编译得慢,只在三个目标上;FP16 与 BF16 一样,只编译一种
+        # BF16 的每一种 tile 在每个目标上。FP32 编译得慢,只在三个目标上;FP16 与 BF16 一样,只编译
+        # 一种。其余的 case 在 sm_90 上比在 sm_80 上编译得快
         *((torch.bfloat16, *shape, False, TARGETS) for shape in shapes),
         *((torch.float32, *shape, False, (*ALL_CASES, "sm_90")) for shape in shapes),
         *(
-            (dtype, *shape, ALL_CASES)
+            (dtype, *shape, ("sm_90", "gfx942"))
             for dtype in (torch.bfloat16, torch.float32)
             for shape in rest
         ),
-        (torch.float16, 8192, 8192, 8192, False, ALL_CASES),
+        (torch.float16, 8192, 8192, 8192, False, ("sm_90", "gfx942")),
     ]
     for dtype, M, N, K, by_columns, targets in cases:
         a = torch.empty(M, K, dtype=dtype, device="meta")
@@ -216,7 +217,9 @@ def compile_lesson(path, target, shared, only):
         nonlocal tuning
         tuning = True
         self.nargs = dict(zip(self.arg_names, args, strict=False))
-        for config in self.prune_configs(kwargs):
+        configs = self.prune_configs(kwargs)
+        # 只在两个目标上的 case 看的是形状和 stride 的特化,一种 config 就够了
+        for config in configs[:1] if len(targets) == 2 else configs:
             self.fn.run(*args, **kwargs, **config.all_kwargs())
 
     properties = {"max_shared_mem": shared}
