@@ -251,8 +251,11 @@ def for_descriptor(t, alignment):
         return t, False
     if descriptor_can_take(t.t(), alignment):
         return t.t(), True
-    # 都不行(例如 n 是奇数):抄一份,代价是读写一遍;沿着 stride 是 1 的方向抄,访问才是连续的
-    by_columns = t.stride(0) == 1 != t.stride(1)
+    # 都不行(例如 n 是奇数):抄一份,代价是读写一遍。沿着 stride 是 1 的方向抄,访问才是连续的;
+    # 不到一条 cache line 宽的,沿着长的一边抄,补齐才不费内存
+    rows, columns = t.shape
+    narrow = min(rows, columns) * t.element_size() < 128
+    by_columns = rows > columns if narrow else t.stride(0) == 1
     return copied(t.t() if by_columns else t), by_columns
 
 
@@ -308,8 +311,8 @@ def matmul(a, b, out_dtype=None):
     Args:
         a: 形状 (M, K);b: 形状 (K, N);float16、bfloat16 或 float32,dtype 与设备相同。
             M、N、K 任意(可以是 0,不超过 LONGEST),stride 任意。描述符读不了的(行的 stride 或起点
-            不是 16 字节的倍数,或没有一个 stride 是 1),以及 16 位、M、N、K 都不小于 LARGE 而行不从
-            128 字节的整数倍开始的,先抄一份,多用一份输入的内存。
+            不是 16 字节的倍数,没有一个 stride 是 1,或行重叠),以及 16 位、M、N、K 都不小于 LARGE 而
+            行不从 128 字节的整数倍开始的,先抄一份;抄的每行补齐到 128 字节。
         out_dtype: 结果的 dtype,三者之一;None 表示与输入相同。
 
     Returns:

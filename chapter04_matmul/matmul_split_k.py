@@ -177,13 +177,16 @@ def for_descriptor(t):
         return t, False
     if descriptor_can_take(t.t()):
         return t.t(), True
-    # 都不行(例如 n 是奇数):抄到每行多几个元素的缓冲区里,代价是读写一遍
-    rows, columns = t.shape
+    # 都不行(例如 n 是奇数):抄到每行多几个元素的缓冲区里,代价是读写一遍;
+    # 不到 16 字节宽的按列抄,补齐才不费内存
     per_16_bytes = 16 // t.element_size()
+    by_columns = t.shape[1] < per_16_bytes
+    t = t.t() if by_columns else t
+    rows, columns = t.shape
     buffer = torch.empty(
         (rows, triton.cdiv(columns, per_16_bytes) * per_16_bytes), device=t.device, dtype=t.dtype
     )
-    return buffer[:, :columns].copy_(t), False
+    return buffer[:, :columns].copy_(t), by_columns
 
 
 @torch.compiler.disable  # 描述符里有地址,不能录进 torch.compile 的图
@@ -233,7 +236,7 @@ def matmul(a, b, out_dtype=None):
     Args:
         a: 形状 (M, K);b: 形状 (K, N);float16、bfloat16 或 float32,dtype 与设备相同。
             M、N、K 任意(可以是 0,不超过 LONGEST),stride 任意。描述符读不了的(行的 stride 或起点
-            不是 16 字节的倍数,或没有一个 stride 是 1)先抄一份,多用一份输入的内存。
+            不是 16 字节的倍数,没有一个 stride 是 1,或行重叠)先抄一份;抄的每行补齐到 16 字节。
         out_dtype: 结果的 dtype,三者之一;None 表示与输入相同。
 
     Returns:

@@ -237,7 +237,7 @@ def save(figure, path, row):
 
 def command_line(doc):
     """有 --draw-only 的命令行 · a command line that knows --draw-only."""
-    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
+    parser = argparse.ArgumentParser(description=doc.splitlines()[0], allow_abbrev=False)
     text = "由已有的 CSV 画图、打印表格 · draw and print from the kept CSVs"
     parser.add_argument("--draw-only", action="store_true", help=text)
     return parser

@@ -265,15 +265,25 @@ def measure_order():
     return found
 
 
+def split_into(M, N, K, splits):
+    """matmul_split_k 的 tile,和把 K 切成 splits 段时一段有多长 · its tile, the length of a part."""
+    lesson = importlib.import_module("matmul_split_k")
+    config, _ = lesson.choose(M, N, K, torch.bfloat16.itemsize, DEVICE)
+    block_k = config.row_bytes // torch.bfloat16.itemsize
+    return config, triton.cdiv(triton.cdiv(K, block_k), splits) * block_k
+
+
+def possible(M, N, K):
+    """K 切得成的段数:一段至少一块 · the numbers of parts that K can be split into."""
+    return [s for s in SPLITS if triton.cdiv(K, split_into(M, N, K, s)[1]) == s]
+
+
 def run_split(a, b, splits):
     """把 K 切成 splits 段算一次 · one product with K split into this many parts."""
     lesson = importlib.import_module("matmul_split_k")
     (M, K), N = a.shape, b.shape[1]
     c = torch.empty(M, N, dtype=a.dtype, device=a.device)
-    config, _ = lesson.choose(M, N, K, a.element_size(), a.device)
-    block_k = config.row_bytes // a.element_size()
-    k_per_split = triton.cdiv(triton.cdiv(K, block_k), splits) * block_k
-    lesson.launch(a, False, b, False, c, K, config, k_per_split)
+    lesson.launch(a, False, b, False, c, K, *split_into(M, N, K, splits))
     return c
 
 
@@ -283,7 +293,7 @@ def measure_split():
     for M, N, K in SPLIT_SHAPES:
         pairs = make_pairs((M, K), (K, N), torch.bfloat16)
         rows, exact = reference(*pairs[0])
-        able = {splits: functools.partial(run_split, splits=splits) for splits in SPLITS}
+        able = {s: functools.partial(run_split, splits=s) for s in possible(M, N, K)}
         graphs, _ = capture_all(able, pairs, functools.partial(check, rows=rows, exact=exact, K=K))
         for splits, times in time_graphs(graphs, rounds=15).items():
             row = versions() | {"m": M, "n": N, "k": K, "splits": splits}

@@ -268,6 +268,10 @@ def check_descriptor_rule(lesson, dtype, alignment=16):
         (t[3:, :33].t(), False),
         (t[:, aligned:], False),
         (t[:, aligned // 2 :], True),
+        (t[:, aligned // 2 :].t(), True),
+        (t.view(-1)[1:41].view(40, 1), True),  # 窄的
+        (t.view(-1)[1:121].view(40, 3), True),
+        (t.view(-1)[1:41].view(1, 40), True),
         (t[:, 1:], True),  # 起点
         (t[:, ::2], True),  # 没有一个 stride 是 1
         (t.view(-1)[: 33 * 33].view(33, 33), True),  # 行的 stride
@@ -282,6 +286,9 @@ def check_descriptor_rule(lesson, dtype, alignment=16):
         assert torch.equal(taken.t() if by_columns else taken, view), of
         assert (taken.data_ptr() != view.data_ptr()) == copied, of
         assert taken.stride(1) == 1 and taken.stride(0) >= taken.shape[1], of
+        if copied:  # 补齐不能太费内存:最多一倍,或窄的一边每行补一条 cache line
+            extra = view.numel() * dtype.itemsize + 128 * min(view.shape)
+            assert taken.untyped_storage().nbytes() <= view.numel() * dtype.itemsize + extra, of
         assert taken.stride(0) * dtype.itemsize % alignment == 0, of
         assert taken.data_ptr() % min(alignment, 64) == 0, of
 
@@ -330,6 +337,9 @@ def battery(lesson):
     check_strides(lesson, torch.float16)
     check_inf_and_nan(lesson)
     check_regular_data(lesson)
+    if hasattr(lesson, "add_kernel"):  # 69 段
+        with forced(lesson, small_tile(lesson, 16, 32, 16, torch.float32)):
+            check(lesson, *matrices(5, 33, 2200, torch.float32, 15))
 
 
 def battery_of_squares(lesson):

@@ -213,6 +213,11 @@ MUTANTS["matmul_persistent"] = (
             ("row = pid // num_pid_columns\n", "row = pid % num_pid_columns\n"),
             ("column = pid % num_pid_columns\n", "column = pid // num_pid_columns\n"),
         ],
+        "转置的不看 128 字节": [("can_take(t.t(), alignment)", "can_take(t.t())")],
+        "窄的也按 stride 抄": [
+            ("rows > columns if narrow else t.stride(0) == 1", "t.stride(0) == 1")
+        ],
+        "窄的总是按列抄": [("rows > columns if narrow", "True if narrow")],
         "按列抄的当成按行": [("t), by_columns\n", "t), False\n")],
         "约数总是 8": [("math.gcd(8, N, c.stride(0))", "8")],
         "约数不看 N": [("math.gcd(8, N, c", "math.gcd(8, c")],
@@ -261,10 +266,12 @@ MUTANTS["matmul_split_k"] = (
             ("b, b_by_columns = for_descriptor(b)", "b, b_by_columns = for_descriptor(b)[0], False")
         ],
         "抄的时候没有补齐": [("triton.cdiv(columns, per_16_bytes) * per_16_bytes", "columns")],
+        "窄的也按行抄": [("by_columns = t.shape[1] < per_16_bytes", "by_columns = False")],
+        "只加前 64 段": [("(splits < S)", "(splits < tl.minimum(S, 64))")],
         "补的列也读": [
             (
-                "return buffer[:, :columns].copy_(t), False",
-                "buffer[:, :columns].copy_(t)\n    return buffer, False",
+                "return buffer[:, :columns].copy_(t), by_columns",
+                "buffer[:, :columns].copy_(t)\n    return buffer, by_columns",
             )
         ],
         "抄过的又取负": [

@@ -31,8 +31,9 @@ def test_wide_tiles_are_stored_through_a_descriptor():
     check_wide_tile(matmul_persistent)
 
 
+@pytest.mark.parametrize("per_sm", [1, 3])
 @pytest.mark.parametrize("programs", [1, 2, 3, 5, 6, 7])
-def test_any_number_of_programs(programs, monkeypatch):
+def test_any_number_of_programs(programs, per_sm, monkeypatch):
     # 3×2 个 tile:一个 program 算 6 个、3 个、2 个……有的算得比别的多
     monkeypatch.setattr(matmul_persistent, "multiprocessors", lambda device: programs)
     grids = []
@@ -44,9 +45,10 @@ def test_any_number_of_programs(programs, monkeypatch):
 
     kernel = matmul_persistent.matmul_kernel
     monkeypatch.setattr(matmul_persistent, "matmul_kernel", Recorder())
-    with forced(matmul_persistent, small_tile(matmul_persistent, 16, 32, 16, torch.float32)):
+    config = small_tile(matmul_persistent, 16, 32, 16, torch.float32)._replace(per_sm=per_sm)
+    with forced(matmul_persistent, config):
         check(matmul_persistent, *matrices(40, 35, 20, torch.float32, programs))
-    assert grids == [(min(programs, 6),)]  # 一个 multiprocessor 一个,不比 tile 多
+    assert grids == [(min(programs * per_sm, 6),)]  # 一个 multiprocessor per_sm 个,不比 tile 多
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -58,3 +60,21 @@ def test_the_tile_fits(dtype, monkeypatch):
             chosen = matmul_persistent.choose(n, n, itemsize, DEVICE)
             last = matmul_persistent.CONFIGS[itemsize][-1]
             assert chosen is last or chosen.shared_bytes(itemsize) <= limit
+
+
+@pytest.mark.parametrize(
+    "itemsize, n, block",
+    [
+        (2, 16384, (128, 256)),
+        (2, 2048, (128, 256)),
+        (2, 1280, (128, 128)),
+        (2, 1024, (64, 128)),
+        (2, 512, (64, 32)),
+        (4, 4096, (256, 64)),
+        (4, 512, (64, 64)),
+    ],
+)
+def test_tiles_on_an_h200(itemsize, n, block, monkeypatch):
+    monkeypatch.setattr(matmul_persistent, "multiprocessors", lambda device: 132)
+    monkeypatch.setattr(matmul_persistent, "shared_memory", lambda: 227 * 1024)
+    assert matmul_persistent.choose(n, n, itemsize, DEVICE)[:2] == block

@@ -16,7 +16,7 @@ def test_descriptor_rule(dtype):
     check_descriptor_rule(matmul_split_k, dtype)
 
 
-@pytest.mark.parametrize("parts", [1, 2, 3, 4, 5, 8, 9, 17])
+@pytest.mark.parametrize("parts", [1, 2, 3, 4, 5, 8, 9, 17, 70, 130])
 def test_any_number_of_parts(parts, monkeypatch):
     # 最后一段不满;相加时一次读 S 以上的 2 的幂那么多段
     config = small_tile(matmul_split_k, 16, 32, 16, torch.float32)
@@ -53,3 +53,29 @@ def test_one_part_needs_one_launch(monkeypatch):
     monkeypatch.setattr(matmul_split_k, "multiprocessors", lambda device: 12)
     monkeypatch.setattr(matmul_split_k, "add_kernel", None)
     check(matmul_split_k, *matrices(200, 300, 200, torch.float16, 1))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    "M, block_m", [(1, 16), (16, 16), (17, 32), (32, 32), (33, 64), (64, 64), (65, 64)]
+)
+def test_the_least_tile_that_has_all_rows(dtype, M, block_m):
+    assert matmul_split_k.choose(M, 100, 100, dtype.itemsize, DEVICE)[0].block_m == block_m
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_only_16_bit_tiles_are_swapped(dtype, monkeypatch):
+    swapped = []
+
+    class Recorder:
+        def __getitem__(self, grid):
+            def launch(*args, SWAP, **kwargs):
+                swapped.append(SWAP)
+                kernel[grid](*args, SWAP=SWAP, **kwargs)
+
+            return launch
+
+    kernel = matmul_split_k.split_k_kernel
+    monkeypatch.setattr(matmul_split_k, "split_k_kernel", Recorder())
+    check(matmul_split_k, *matrices(17, 33, 40, dtype, 1))
+    assert swapped == [dtype.itemsize == 2]

@@ -100,6 +100,7 @@ def test_accepts(got, expected, bound):
         ([math.inf], [-3.4e38], 1e37),
         ([math.inf], [-1e38], 4e38),
         ([1.0], [math.inf], math.inf),
+        ([-math.inf], [math.inf], math.inf),
     ],
 )
 def test_rejects(got, expected, bound):
@@ -152,3 +153,24 @@ def test_report_names_the_elements_and_their_tiles():
     assert len(lines) == 1 + 5
     assert lines[1] == ("  [17, 33]: got 2, expected 0, difference 2, bound 0.5, tile (1, 2)")
     assert "[20, 0]: got nan" in lines[2] and lines[2].endswith("tile (1, 0)")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_16_bit_results_overflow_half_an_ulp_above_the_largest(dtype):
+    info = torch.finfo(dtype)
+    half_ulp = info.max * info.eps / 4 / (1 - info.eps / 2)
+    inf = torch.full((1, 1), math.inf, dtype=dtype)
+    for excess, overflows in [(0.0, False), (0.5, False), (0.99, False), (1.01, True), (2.0, True)]:
+        a = torch.tensor([[info.max + excess * half_ulp]])
+        b = torch.ones(1, 1)
+        bound = matmul_bound(a, b, 1, dtype)
+        if overflows:
+            check_close(inf, a.double(), bound, dtype=dtype)
+        else:
+            with pytest.raises(AssertionError, match="1 / 1"):
+                check_close(inf, a.double(), bound, dtype=dtype)
+
+
+def test_the_largest_number_itself_does_not_overflow():
+    a = torch.full((1, 1), torch.finfo(torch.float32).max)
+    assert matmul_bound(a, torch.ones(1, 1), 1).isfinite().all()
