@@ -243,22 +243,27 @@ def run_grouped(a, b, config, group_size):
     return c
 
 
+def medians(able, M, N, K):
+    """核对,轮流计时:名字 → 一次调用的 µs,BF16 · check and time each in turn: µs of one call."""
+    pairs = make_pairs((M, K), (K, N), torch.bfloat16)
+    rows, exact = reference(*pairs[0])
+    graphs, _ = capture_all(able, pairs, functools.partial(check, rows=rows, exact=exact, K=K))
+    times = time_graphs(graphs, rounds=15)
+    return {name: summary(times[name])[0] / len(pairs) for name in graphs}
+
+
 def measure_order():
     """matmul_order.csv · the rows of matmul_order.csv."""
     configs = importlib.import_module("matmul_grouped").CONFIGS
     found, config = [], max(configs, key=lambda c: c.kwargs["BLOCK_M"] * c.kwargs["BLOCK_N"])
     processors = torch.cuda.get_device_properties(DEVICE).multi_processor_count
     for n in ORDER_SIZES:
-        pairs = make_pairs((n, n), (n, n), torch.bfloat16)
-        rows, exact = reference(*pairs[0])
         able = {
             size: functools.partial(run_grouped, config=config, group_size=size)
             for size in GROUP_SIZES
         }
-        graphs, _ = capture_all(able, pairs, functools.partial(check, rows=rows, exact=exact, K=n))
         num_m, num_n, num_k = (triton.cdiv(n, config.kwargs[f"BLOCK_{axis}"]) for axis in "MNK")
-        for size, times in time_graphs(graphs, rounds=15).items():
-            median = summary(times)[0] / len(pairs)
+        for size, median in medians(able, n, n, n).items():
             loaded = tiles_loaded(visit_order(num_m, num_n, size), processors, num_k)
             row = versions() | {"n": n, "group_size": size, "microseconds": f"{median:.5g}"}
             found.append(row | {"tflops": f"{2 * n**3 / median / 1e6:.5g}", "tiles_loaded": loaded})
@@ -291,13 +296,10 @@ def measure_split():
     """matmul_split.csv · the rows of matmul_split.csv."""
     found = []
     for M, N, K in SPLIT_SHAPES:
-        pairs = make_pairs((M, K), (K, N), torch.bfloat16)
-        rows, exact = reference(*pairs[0])
         able = {s: functools.partial(run_split, splits=s) for s in possible(M, N, K)}
-        graphs, _ = capture_all(able, pairs, functools.partial(check, rows=rows, exact=exact, K=K))
-        for splits, times in time_graphs(graphs, rounds=15).items():
+        for splits, median in medians(able, M, N, K).items():
             row = versions() | {"m": M, "n": N, "k": K, "splits": splits}
-            found.append(row | {"microseconds": f"{summary(times)[0] / len(pairs):.5g}"})
+            found.append(row | {"microseconds": f"{median:.5g}"})
     return found
 
 
@@ -312,13 +314,10 @@ def measure_align():
     """matmul_align.csv · the rows of matmul_align.csv."""
     found = []
     for n in ALIGN_SIZES:
-        pairs = make_pairs((n, n), (n, n), torch.bfloat16)
-        rows, exact = reference(*pairs[0])
         able = {copied: functools.partial(run_aligned, copied=copied) for copied in (0, 1)}
         able["torch.mm"] = torch.mm
-        graphs, _ = capture_all(able, pairs, functools.partial(check, rows=rows, exact=exact, K=n))
-        times = time_graphs(graphs, rounds=15)
-        direct, copied, peer = (f"{summary(times[key])[0] / len(pairs):.5g}" for key in able)
+        times = medians(able, n, n, n)
+        direct, copied, peer = (f"{times[name]:.5g}" for name in able)
         row = {"n": n, "direct": direct, "copied": copied, "torch_mm": peer}
         found.append(versions() | row)
     return found
