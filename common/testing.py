@@ -100,8 +100,9 @@ class _Watch:
 def guarded(*inputs):
     """监视一次调用的内存 · watch the memory of a call.
 
-    torch.empty 给出的输出先填 NaN(没写到的元素因此通不过检查),四周是 CANARY,退出时必须完好;
-    torch.zeros 给出的计数器也可以读写。
+    torch.empty 给出的输出先填 NaN(没写到的元素因此通不过检查;整数填 CANARY),四周是 CANARY,
+    退出时必须完好;
+    torch.zeros 给出的计数器、torch.ones 给出的标记也可以读写。
     在解释器里还逐个核对地址:读只能落在输入和输出的元素上,写只能落在输出的元素上。
     这能看见结果里看不见的越界,例如读了不存在的行、却没有写回它的结果。
 
@@ -111,16 +112,15 @@ def guarded(*inputs):
     Raises:
         AssertionError: 读到了输入之外,或写到了输出之外。
     """
-    real_empty, real_zeros = torch.empty, torch.zeros
+    real_empty, real_zeros, real_ones = torch.empty, torch.zeros, torch.ones
     outputs = []
     watch = _Watch(interpreter._interpreter, inputs) if INTERPRETED else None
 
     def empty(*size, **options):
         out = real_empty(*size, **options)
-        if not out.is_floating_point():
-            return out
         shape = out.shape
-        out = inside(out.fill_(torch.nan).reshape(shape or (1,)), CANARY)
+        unwritten = torch.nan if out.is_floating_point() else CANARY
+        out = inside(out.fill_(unwritten).reshape(shape or (1,)), CANARY)
         out = out if shape else out[0]
         outputs.append(out)
         if watch:
@@ -133,9 +133,16 @@ def guarded(*inputs):
             watch.allow(out)
         return out
 
+    def ones(*size, **options):
+        out = real_ones(*size, **options)
+        if watch:
+            watch.allow(out)
+        return out
+
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(torch, "empty", empty))
         stack.enter_context(mock.patch.object(torch, "zeros", zeros))
+        stack.enter_context(mock.patch.object(torch, "ones", ones))
         if watch:
             stack.enter_context(mock.patch.object(interpreter, "_interpreter", watch))
         yield

@@ -5,8 +5,9 @@
     python chapter04_matmul/bench/bench_matmul.py --draw-only       # 由已有的 CSV 画图、打印表格
 
 同行 (peers):torch.mm(FP32 不用 TF32);torch.compile,模式 max-autotune-no-cudagraphs,只许用 Triton
-模板;FlagGems(装了才测)。后两个为每个形状调优,一次几秒到一分钟,所以只测 BF16 的方阵。
-matmul_basic 只算方阵,tile 边长 64,结果是 FP32。需要 matplotlib。
+模板;FlagGems(装了才测)。后两个为每个形状调优,一次几秒到一分钟,所以只测 BF16 的方阵;
+“转移的距离”里另有用 TF32 的 torch.mm 和算 FP32 的 FlagGems。matmul_basic 只算方阵,tile 边长 64,
+结果是 FP32;matmul_fp32_split 只算 FP32。需要 matplotlib。
 
 GPU 时间 (matmul.csv)。每个 dtype(BF16、FP16、FP32)、每个形状 (M, N, K):
 
@@ -28,6 +29,9 @@ GPU 上有几个 SM,就把几个相邻的 program 看作同时运行的一波,�
 拆分 K (matmul_split.csv):matmul_split_k 的 tile 不变,只改把 K 切成几段,BF16。
 
 对齐 (matmul_align.csv):行长不是 128 字节的倍数的矩阵,matmul_persistent 直接读,或先抄成对齐的,BF16。
+
+转移的距离 (matmul_promote.csv):matmul_fp32_split 只改每多少个 k 把累加器加到 total 里(never 是乘完
+hi·hi 才加),FP32 的方阵。时间和误差都是结果,所以计时之前只按粗的界核对。
 """
 
 import functools
@@ -77,6 +81,8 @@ GROUP_SIZES = [1, 2, 4, 8, 16, 32, 64]
 SPLIT_SHAPES = [(16, 4096, 4096), (16, 1024, 16384), (256, 256, 65536)]
 SPLITS = [1, 2, 4, 8, 16, 32]
 ALIGN_SIZES = [1000, 2056, 4104, 5000, 8200]
+PROMOTE_SIZES = [1024, 2048, 4096, 8192, 16384]
+PROMOTES = [64, 128, 256, 512, 1024]
 LIMITS = {"NVIDIA H200": (4.8, 989)}  # 显存 TB/s 和 BF16 TFLOP/s 的上限,来自 datasheet
 # 每个参赛者的颜色(Okabe & Ito,色盲也能分辨),lesson 的 marker,同行的线型
 STYLES = {
@@ -84,13 +90,14 @@ STYLES = {
     "matmul_grouped": ("#D55E00", "s"),
     "matmul_persistent": ("#009E73", "^"),
     "matmul_split_k": ("#E69F00", "v"),
+    "matmul_fp32_split": ("#882255", "D"),
     "torch.mm": ("#000000", "--"),
     "torch.compile": ("#CC79A7", "-."),
     "FlagGems": ("#56B4E9", "--"),
 }
 PEERS = [name for name in STYLES if not name.startswith("matmul_")]
 TUNERS = ["torch.compile", "FlagGems"]
-COLUMNS = ["microseconds", "tflops", "relative_error", "spread", "tiles_loaded"]
+COLUMNS = ["microseconds", "tflops", "ratio", "relative_error", "spread", "tiles_loaded"]
 MISSING = dict.fromkeys(COLUMNS, math.nan)  # 代替没有测到的行
 
 
@@ -121,13 +128,13 @@ def reference(a, b):
     return rows, a[rows].double() @ b.double()
 
 
-def check(result, rows, exact, K):
+def check(result, rows, exact, K, limit=None):
     """对照参考值,返回相对误差 · check a result; its relative error in the Frobenius norm."""
     error = ((result[rows].double() - exact).norm() / exact.norm()).item()
     # 输出舍入:每个元素的相对误差不超过 u = eps/2(BF16 2^-8,FP16 2^-11)。FP32 累加:部分和
     # 像随机游走那样增长,误差约 0.3·2^-24·√K,这里给 6 倍的 2^-24·√K;TF32 的误差是 2^-12 那么大,
     # 超过它(K < 460000)。
-    limit = torch.finfo(result.dtype).eps / 2 + 6 * 2**-24 * K**0.5
+    limit = limit or torch.finfo(result.dtype).eps / 2 + 6 * 2**-24 * K**0.5
     if not error <= limit:  # NaN 也在这里失败
         raise AssertionError(
             f"相对误差 {error:.3g} 超过 {limit:.3g} · the relative error is above the limit"
@@ -140,11 +147,10 @@ def measure_shape(dtype, M, N, K):
     pairs = make_pairs((M, K), (K, N), dtype)
     rows, exact = reference(*pairs[0])
     torch._dynamo.reset()  # torch.compile 为每个形状编译自己的 kernel
-    able = dict(contenders())
-    if not M == N == K:
-        del able["matmul_basic"]
-    if not M == N == K or dtype != torch.bfloat16:
-        able = {name: function for name, function in able.items() if name not in TUNERS}
+    square = M == N == K
+    takes_part = {"matmul_basic": square, "matmul_fp32_split": dtype == torch.float32}
+    takes_part |= dict.fromkeys(TUNERS, square and dtype == torch.bfloat16)
+    able = {name: found for name, found in contenders().items() if takes_part.get(name, True)}
     graphs, errors = capture_all(able, pairs, functools.partial(check, rows=rows, exact=exact, K=K))
     total = sum(times[0] for times in time_graphs(graphs, rounds=1).values())  # µs
     found, rounds = [], min(25, max(5, int(1.2e6 / max(total, 1))))
@@ -243,13 +249,23 @@ def run_grouped(a, b, config, group_size):
     return c
 
 
-def medians(able, M, N, K):
-    """核对,轮流计时:名字 → 一次调用的 µs,BF16 · check and time each in turn: µs of one call."""
-    pairs = make_pairs((M, K), (K, N), torch.bfloat16)
+def medians(able, M, N, K, dtype=torch.bfloat16, limit=None):
+    """核对,轮流计时 · check and time each in turn.
+
+    Args:
+        able: 名字 → 函数。
+        M, N, K, dtype: 输入的形状和 dtype。
+        limit: 相对误差的界;None 是 check 自己的。
+
+    Returns:
+        两个字典,名字 → 一次调用的 µs 和名字 → 相对误差。
+    """
+    pairs = make_pairs((M, K), (K, N), dtype)
     rows, exact = reference(*pairs[0])
-    graphs, _ = capture_all(able, pairs, functools.partial(check, rows=rows, exact=exact, K=K))
+    checked = functools.partial(check, rows=rows, exact=exact, K=K, limit=limit)
+    graphs, errors = capture_all(able, pairs, checked)
     times = time_graphs(graphs, rounds=15)
-    return {name: summary(times[name])[0] / len(pairs) for name in graphs}
+    return {name: summary(times[name])[0] / len(pairs) for name in graphs}, errors
 
 
 def measure_order():
@@ -263,7 +279,8 @@ def measure_order():
             for size in GROUP_SIZES
         }
         num_m, num_n, num_k = (triton.cdiv(n, config.kwargs[f"BLOCK_{axis}"]) for axis in "MNK")
-        for size, median in medians(able, n, n, n).items():
+        times, _ = medians(able, n, n, n)
+        for size, median in times.items():
             loaded = tiles_loaded(visit_order(num_m, num_n, size), processors, num_k)
             row = versions() | {"n": n, "group_size": size, "microseconds": f"{median:.5g}"}
             found.append(row | {"tflops": f"{2 * n**3 / median / 1e6:.5g}", "tiles_loaded": loaded})
@@ -297,7 +314,8 @@ def measure_split():
     found = []
     for M, N, K in SPLIT_SHAPES:
         able = {s: functools.partial(run_split, splits=s) for s in possible(M, N, K)}
-        for splits, median in medians(able, M, N, K).items():
+        times, _ = medians(able, M, N, K)
+        for splits, median in times.items():
             row = versions() | {"m": M, "n": N, "k": K, "splits": splits}
             found.append(row | {"microseconds": f"{median:.5g}"})
     return found
@@ -316,10 +334,47 @@ def measure_align():
     for n in ALIGN_SIZES:
         able = {copied: functools.partial(run_aligned, copied=copied) for copied in (0, 1)}
         able["torch.mm"] = torch.mm
-        times = medians(able, n, n, n)
+        times, _ = medians(able, n, n, n)
         direct, copied, peer = (f"{times[name]:.5g}" for name in able)
         row = {"n": n, "direct": direct, "copied": copied, "torch_mm": peer}
         found.append(versions() | row)
+    return found
+
+
+def run_promoted(a, b, distance):
+    """matmul_fp32_split,每 distance 个 k 转移一次 · one product, promoted every so many k."""
+    lesson = importlib.import_module("matmul_fp32_split")
+    with mock.patch.object(lesson, "promote_distance", lambda K: distance):
+        return lesson.matmul(a, b)
+
+
+def mm_tf32(a, b):
+    """用 TF32 的 torch.mm · torch.mm with TF32."""
+    torch.backends.cuda.matmul.allow_tf32 = True  # mock.patch 还原不了它
+    try:
+        return torch.mm(a, b)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = False
+
+
+def measure_promote():
+    """matmul_promote.csv · the rows of matmul_promote.csv."""
+    never = importlib.import_module("matmul_fp32_split").LONGEST  # k 到不了那里
+    distances = {f"promote {distance}": distance for distance in PROMOTES} | {"never": never}
+    able = {
+        name: functools.partial(run_promoted, distance=distance)
+        for name, distance in distances.items()
+    }
+    able |= {"torch.mm": torch.mm, "torch.mm TF32": mm_tf32}
+    able |= {name: peer for name, peer in contenders().items() if name == "FlagGems"}
+    found = []
+    for n in PROMOTE_SIZES:
+        # 这里比较的就是误差:FP32 的界不许 TF32,也可能不许 never;算错了的连 2^-10 也超过
+        times, errors = medians(able, n, n, n, torch.float32, limit=2**-10)
+        for name, median in times.items():
+            row = versions() | {"script_or_peer": name, "n": n, "microseconds": f"{median:.5g}"}
+            row["tflops"] = f"{2 * n**3 / median / 1e6:.5g}"
+            found.append(row | {"relative_error": f"{errors[name]:.3g}"})
     return found
 
 
@@ -330,6 +385,11 @@ def by_shape(rows):
         shape = tuple(int(row[axis]) for axis in "mnk")
         found.setdefault(shape, {})[row["script_or_peer"]] = row
     return found
+
+
+def in_order(rows):
+    """参赛者,按 STYLES 的次序 · the contenders, in the order of STYLES, any others last."""
+    return sorted(by_name(rows), key=lambda name: [*STYLES, name].index(name))
 
 
 def regular(m, n, k):
@@ -377,7 +437,7 @@ def table(rows, column, ratios):
 
 def error_table(rows):
     """相对误差 · relative errors, a row for each dtype and n."""
-    names = list(by_name(rows))
+    names = in_order(rows)
     lines = [["dtype, n", *names], ["---"] * (len(names) + 1)]
     for dtype in dict.fromkeys(row["dtype"] for row in rows):
         for (_, n, _), found in by_shape([row for row in rows if row["dtype"] == dtype]).items():
@@ -423,14 +483,39 @@ def align_table(rows):
     return markdown(lines)
 
 
+def promote_table(rows):
+    """转移的距离 · a row for each contender, two columns for each n."""
+    found = {(row["n"], row["script_or_peer"]): row for row in rows}
+    sizes = dict.fromkeys(int(n) for n, _ in found)
+    titles = [f"n={n},{text}" for n in sizes for text in ("TFLOP/s", "误差")]
+    lines = [["参赛者", *titles], ["---"] * (len(titles) + 1)]
+    for name in by_name(rows):
+        line = [name]
+        for n in sizes:
+            row = found.get((n, name), MISSING)
+            line += [number(row["tflops"]), number(row["relative_error"])]
+        lines.append(line)
+    return markdown(lines)
+
+
+def square_ratios(rows):
+    """方阵的表里有哪些速度之比 · the ratios in the table of these squares, all of one dtype."""
+    mine = [name for name in by_name(rows) if name not in PEERS]
+    if rows[0]["dtype"] == "float32":
+        ieee = [name for name in mine if name != "matmul_fp32_split"]
+        return {
+            "最好的 IEEE lesson / torch.mm": (ieee, ["torch.mm"]),
+            "matmul_fp32_split / torch.mm": (["matmul_fp32_split"], ["torch.mm"]),
+        }
+    ratios = {"最好的 lesson / torch.mm": (mine, ["torch.mm"])}
+    if any(row["script_or_peer"] in TUNERS for row in rows):
+        ratios["最好的 lesson / 最快的 Triton 同行"] = mine, TUNERS
+    return ratios
+
+
 def tables(folder):
     """README 逐字引用的全部表格 · every table that the notes quote, as markdown."""
     rows = read_rows(folder / "matmul.csv")
-    mine = [name for name in by_name(rows) if name not in PEERS]
-    square = {
-        "最好的 lesson / torch.mm": (mine, ["torch.mm"]),
-        "最好的 lesson / 最快的 Triton 同行": (mine, TUNERS),
-    }
     skinny = {"split-K / torch.mm": (["matmul_split_k"], ["torch.mm"])}
     text = f"{rows[0]['gpu']},torch {rows[0]['torch']},triton {rows[0]['triton']}\n\n"
     text += "速度之比大于 1 就是我们更快;(≈) 表示差别不超过各轮的四分位距。\n\n"
@@ -439,8 +524,7 @@ def tables(folder):
         some = [row for row in rows if row["dtype"] == dtype and is_square(row)]
         if some:
             text += f"{dtype},方阵,TFLOP/s(几何平均取 n = 512 到 16384 的 2 的幂):\n\n"
-            tuned = any(row["script_or_peer"] in TUNERS for row in some)
-            text += table(some, "tflops", square if tuned else dict(list(square.items())[:1]))
+            text += table(some, "tflops", square_ratios(some))
     for dtype in names:
         some = [row for row in rows if row["dtype"] == dtype and not is_square(row)]
         if some:
@@ -452,18 +536,21 @@ def tables(folder):
     text += "行长不是 128 字节的倍数,matmul_persistent,bfloat16,µs:\n\n"
     text += align_table(read_rows(folder / "matmul_align.csv"))
     text += "拆分 K,matmul_split_k,bfloat16,µs(列是 M, N, K):\n\n"
-    return text + split_table(read_rows(folder / "matmul_split.csv"))
+    text += split_table(read_rows(folder / "matmul_split.csv"))
+    text += "转移的距离,matmul_fp32_split,float32(误差是相对误差):\n\n"
+    return text + promote_table(read_rows(folder / "matmul_promote.csv"))
 
 
 def draw_squares(plt, path, rows, column, ylabel):
     """每个 dtype 一格,2 的幂连成线,其余的 n 是叉 · a panel per dtype; crosses are other sizes."""
-    names = list(dict.fromkeys(row["dtype"] for row in rows if is_square(row)))
+    squares = [row for row in rows if is_square(row)]
+    names = list(dict.fromkeys(row["dtype"] for row in squares))
     options = {"figsize": (4.4 * len(names) + 1, 5), "layout": "constrained", "squeeze": False}
     figure, axes = plt.subplots(1, len(names), **options)
     for axis, dtype in zip(axes[0], names, strict=True):
-        some = [row for row in rows if row["dtype"] == dtype and is_square(row)]
-        for name, mine in by_name(some).items():
-            look = style(STYLES, name)
+        some = by_name([row for row in squares if row["dtype"] == dtype])
+        for name in in_order(squares):  # 图例来自第一格,所以没有数据的也画
+            look, mine = style(STYLES, name), some.get(name, [])
             line = [row for row in mine if int(row["n"]).bit_count() == 1]
             rest = [row for row in mine if row not in line]
             axis.plot([row["n"] for row in line], [row[column] for row in line], **look)
@@ -520,13 +607,14 @@ def draw_roofline(plt, path, rows):
 def draw_skinny(plt, path, rows):
     """瘦的矩阵,每个 lesson 与 torch.mm 的速度之比 · skinny shapes: speed relative to torch.mm."""
     figure, axes = plt.subplots(3, 1, figsize=(12, 10), layout="constrained")
+    skinny = [row for row in rows if not is_square(row)]
+    mine = [name for name in in_order(skinny) if name not in PEERS]
+    shapes = list(by_shape(skinny))
     for axis, dtype in zip(axes, DTYPES, strict=True):
-        some = [row for row in rows if row["dtype"] == dtype and not is_square(row)]
-        shapes = list(by_shape(some))
-        mine = {name: found for name, found in by_name(some).items() if name not in PEERS}
-        for i, (name, found) in enumerate(mine.items()):
-            places = [shapes.index((row["m"], row["n"], row["k"])) for row in found]
-            places = [place + (i + 0.5) * 0.8 / len(mine) - 0.4 for place in places]
+        some = by_shape([row for row in skinny if row["dtype"] == dtype])
+        for i, name in enumerate(mine):  # 图例来自第一格,所以没有数据的也画
+            places = [place + (i + 0.5) * 0.8 / len(mine) - 0.4 for place in range(len(shapes))]
+            found = [some.get(shape, {}).get(name, MISSING) for shape in shapes]
             look = {"color": style(STYLES, name)["color"], "label": name}
             axis.bar(places, [row["ratio"] for row in found], width=0.8 / len(mine), **look)
         axis.axhline(1.0, color="#000000", ls="--", lw=1)
@@ -567,6 +655,36 @@ def draw_split(plt, path, rows):
     save(figure, path, rows[0])
 
 
+def draw_promote(plt, path, rows):
+    """误差与 n,和 n = 8192 时的速度与误差 · the error against n; the speed against the error."""
+    colors = plt.matplotlib.colormaps["viridis"](np.linspace(0, 0.9, len(PROMOTES)))
+    looks = {f"promote {d}": (color, "o") for d, color in zip(PROMOTES, colors, strict=True)}
+    looks |= STYLES | {"never": ("#D55E00", "s"), "torch.mm TF32": ("#000000", ":")}
+    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 5.6), layout="constrained")
+    for name, mine in by_name(rows).items():
+        errors = [row["relative_error"] for row in mine]
+        left.plot([row["n"] for row in mine], errors, **style(looks, name))
+    left.set(title="float32", xlabel="n", ylabel="relative error", yscale="log")
+    left.set_xscale("log", base=2)
+    left.xaxis.set_major_formatter("{x:.0f}")
+    # 名字竖着写在自己的点上方,一条线连到点;点挨在一起时,后一个名字往右让
+    some = sorted([row for row in rows if row["n"] == 8192], key=lambda row: row["relative_error"])
+    low, high, place = some[0]["relative_error"] / 1.5, some[-1]["relative_error"] * 1.5, 0
+    for row in some:
+        name, point = row["script_or_peer"], (row["relative_error"], row["tflops"])
+        color = style(looks, name)["color"]
+        right.plot(*point, color=color, marker="o", ls="")
+        place = max(place + 0.05, math.log(point[0] / low) / math.log(high / low))
+        arrow = {"arrowstyle": "-", "color": color, "relpos": (0.5, 0), "shrinkA": 0}
+        text = {"xytext": (place, 0.7), "textcoords": "axes fraction", "rotation": 90}
+        right.annotate(name, point, arrowprops=arrow, ha="center", va="bottom", **text)
+    right.set(title="float32, n = 8192", xlabel="relative error", ylabel="TFLOP/s", xscale="log")
+    right.set(xlim=(low, high), ylim=(0, 1.5 * max(row["tflops"] for row in some)))
+    for axis in (left, right):
+        axis.grid(alpha=0.3)
+    save(figure, path, rows[0])
+
+
 def draw_picture(plt, path):
     """8×8 个 tile,program 的编号写在格子里 · which program computes which of 8×8 tiles."""
     figure, axes = plt.subplots(1, 2, figsize=(10, 5.6), layout="constrained")
@@ -601,6 +719,7 @@ def draw(folder):
     draw_skinny(plt, folder / "skinny.png", rows)
     draw_order(plt, folder / "order.png", read_rows(folder / "matmul_order.csv"))
     draw_split(plt, folder / "split.png", read_rows(folder / "matmul_split.csv"))
+    draw_promote(plt, folder / "promote.png", read_rows(folder / "matmul_promote.csv"))
     draw_picture(plt, folder / "order_picture.png")
     plt.close("all")
 
@@ -615,10 +734,11 @@ def main():
         parser.error("--draw-only 不测量,不要给 --dtype · --draw-only measures nothing: no --dtype")
     names = [arguments.dtype] if arguments.dtype else list(DTYPES)
     parts = {"matmul.csv": lambda: measure(names)}
-    # 其余的部分只用 BF16
+    # 其余的部分只用 BF16,转移的距离只用 FP32
     rest = {"order": measure_order, "align": measure_align, "split": measure_split}
     for name, part in rest.items():
         parts[f"matmul_{name}.csv"] = part if "bfloat16" in names else None
+    parts["matmul_promote.csv"] = measure_promote if "float32" in names else None
     run(HERE, parts, draw, tables, arguments.draw_only)
 
 

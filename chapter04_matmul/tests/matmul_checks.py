@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import mmap
 from unittest import mock
 
 from common import DEVICE, INTERPRETED, check_close, matmul_bound
@@ -18,6 +19,16 @@ BLOCK = 16
 def is_basic(lesson):
     """基础 lesson 只收方阵,有 block_size,结果总是 float32 · is it the basic lesson."""
     return hasattr(lesson, "BLOCK_SIZES")
+
+
+def is_fp32(lesson):
+    """只收 float32、没有 out_dtype 的 lesson · does it take float32 only."""
+    return hasattr(lesson, "split_kernel")
+
+
+def dtypes_of(lesson):
+    """lesson 收的 dtype · the dtypes that a lesson takes."""
+    return [torch.float32] if is_fp32(lesson) else DTYPES
 
 
 def load_untuned(path):
@@ -80,12 +91,17 @@ def small_tile(lesson, BLOCK_M, BLOCK_N, BLOCK_K, dtype):
         return lesson.config(BLOCK_M, BLOCK_N, BLOCK_K, 4, 2)
     if hasattr(lesson, "add_kernel"):
         return lesson.Config(BLOCK_M, BLOCK_N, BLOCK_K * dtype.itemsize, 2, 1)
+    if is_fp32(lesson):
+        return lesson.Config(BLOCK_M, BLOCK_N, 4, 2, 1, 1.0)
     return lesson.Config(BLOCK_M, BLOCK_N, BLOCK_K, 4, 2, 1, 1.0)
 
 
 @contextlib.contextmanager
 def forced(lesson, config):
-    """让 lesson 用这种 tile · make the lesson use this tile; 一组是两行 tile,K 的一段是两块。"""
+    """让 lesson 用这种 tile · make the lesson use this tile; 一组是两行 tile,K 的一段是两块。
+
+    只收 FP32 的 lesson 这时多小的矩阵都拆;不是它自己的 tile 时,K 的一块是 16,每两块转移一次。
+    """
 
     def choose(M, N, *rest):
         if hasattr(lesson, "add_kernel"):
@@ -100,6 +116,11 @@ def forced(lesson, config):
             stack.enter_context(mock.patch.object(lesson, "choose", choose))
         if hasattr(lesson, "GROUP_SIZE"):
             stack.enter_context(mock.patch.object(lesson, "GROUP_SIZE", 2))
+        if is_fp32(lesson):
+            small = {"BLOCK_K": 16, "SPLIT_SIZE": 512, "IEEE_TILE": (16, 16, 16)}
+            small["promote_distance"] = lambda K: 32
+            settings = {"SHORTEST": 1} | (small if config not in lesson.CONFIGS else {})
+            stack.enter_context(mock.patch.multiple(lesson, **settings))
         yield
 
 
@@ -111,7 +132,7 @@ def check_into(lesson, a, b, c):
     with mock.patch.object(
         torch, "empty", lambda *size, **options: c if size == shape else empty(*size, **options)
     ):
-        got = lesson.matmul(a, b, c.dtype)
+        got = lesson.matmul(a, b, *[c.dtype] * (not is_fp32(lesson)))
     assert got.data_ptr() == c.data_ptr()
     compare(lesson, c.cpu(), a.cpu(), b.cpu(), c.dtype)
 
@@ -206,24 +227,35 @@ def check_regular_data(lesson):
         check(lesson, a, torch.full_like(a.t(), value), random=False, **options)
 
 
+def huge(elements, dtype):
+    """很大的缓冲区,CPU 上只有用到的页才占内存 · a huge buffer that takes memory where used."""
+    if not INTERPRETED:
+        return torch.empty(elements, dtype=dtype, device=DEVICE)
+    no_reserve = 0x4000  # mmap.MAP_NORESERVE,Python 3.13 才有这个名字
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve
+    memory = mmap.mmap(-1, elements * dtype.itemsize, flags=flags)
+    return torch.frombuffer(memory, dtype=dtype)
+
+
 def check_offsets_beyond_32_bits(lesson):
     # 行的 stride 是 2^26,只触及 33 行,但最后一行离起点超过 2^31
     n, step = 33, 2**26
-    buffer = torch.empty(2**32 + step, dtype=torch.float16, device=DEVICE)
+    dtype = dtypes_of(lesson)[0]
+    buffer = huge(2**32 + step, dtype)
     buffer.as_strided((65, 3 * n), (step, 1), 0).fill_(math.nan)
     view = buffer.as_strided((n, n), (step, 1), 2**31)  # 起点在中间,32 位溢出也读得到内存
     view.copy_(torch.randn(n, n))
     apart = buffer.as_strided((n, n), (step, 2), 2**31 + n)  # 没有一个 stride 是 1
     apart.copy_(torch.randn(n, n))
-    eye = torch.eye(n, dtype=torch.float16, device=DEVICE)
+    eye = torch.eye(n, dtype=dtype, device=DEVICE)
     # 四种组合,A、B 的行号和 k 各自成为大 stride 的那个轴
     for left, right in [(view, eye), (view.t(), eye), (eye, view), (eye, view.t())]:
         check(lesson, left, right)
     for left, right in [(apart, eye), (apart.t(), eye)]:
         check(lesson, left, right)
     if not is_basic(lesson):  # 它的 c 总是 float32,这样大的放不下
-        for K in [n, 300]:  # 300:split-K 拆成几段
-            check_into(lesson, *matrices(n, n, K, torch.float16, K), view)
+        for K in [n] if is_fp32(lesson) else [n, 300]:  # 300:split-K 拆成几段
+            check_into(lesson, *matrices(n, n, K, dtype, K), view)
 
 
 def check_rejected(lesson, error, value, a, b, **options):
@@ -313,6 +345,9 @@ def battery(lesson):
     if is_basic(lesson):
         battery_of_squares(lesson)
         return
+    if is_fp32(lesson):
+        battery_of_fp32(lesson)
+        return
     # 3×2 个 tile,每个有 3 块 K
     with forced(lesson, small_tile(lesson, 16, 32, 16, torch.float32)):
         a, b = (inside(t, math.nan) for t in matrices(40, 35, 37, torch.float32, 1))
@@ -340,6 +375,95 @@ def battery(lesson):
     if hasattr(lesson, "add_kernel"):  # 69 段
         with forced(lesson, small_tile(lesson, 16, 32, 16, torch.float32)):
             check(lesson, *matrices(5, 33, 2200, torch.float32, 15))
+
+
+def redone(lesson, a, b):
+    """哪些 tile 用 IEEE FP32 重算了 · which tiles were redone in IEEE FP32."""
+    with guarded(a, b):
+        c = torch.empty(len(a), b.shape[1], device=DEVICE)
+        redo = lesson.launch(a, b, c)
+    compare(lesson, c.cpu(), a.cpu(), b.cpu(), torch.float32)
+    return redo
+
+
+def check_nothing_redone(lesson):
+    """tensor core 算得好的,一个 tile 也不重算 · what the tensor cores do well is not redone."""
+    a, b = matrices(16, 40, 40, torch.float32, 21)
+    rising = a * 1.5 ** torch.arange(40, device=DEVICE)  # 每行最大的数在后面的块里
+    sparse = torch.where(a > 0.5, a, 0.0)
+    near_two = torch.full_like(a, 2 - 2**-12)  # 乘到 2^15 就超出 FP16 的范围
+    outlier = a[:5].clone()
+    outlier[3, 5] = 2.0**-60  # 一个小的数,它的那一行也用不着重算
+    # 一种 16 行,最后一种不满
+    kinds = [-a.abs(), rising, sparse, near_two, torch.zeros_like(a), outlier]
+    many = torch.cat(kinds)
+    assert not redone(lesson, b.t()[:9], many.t()).any()
+    assert not redone(lesson, many, b[:, :33]).any()
+    c, alone = torch.empty(2, len(many), 33, device=DEVICE)
+    lesson.launch(many, b[:, :33], c)
+    nothing = mock.MagicMock()  # 启动它,什么也不做
+    with mock.patch.object(lesson, "ieee_kernel", nothing):
+        lesson.launch(many, b[:, :33], alone)
+    assert nothing.mock_calls and torch.equal(c, alone), "不该重算的重算了 · redone for nothing"
+
+
+def check_what_the_halves_cannot_hold(lesson):
+    """两个 FP16 装不下的,重算出 IEEE FP32 的结果 · what two FP16 numbers cannot hold is redone."""
+    a, b = matrices(36, 40, 40, torch.float32, 22)
+    generator = torch.Generator().manual_seed(1)
+    powers = 2.0 ** torch.randint(-60, 61, (40,), generator=generator).to(DEVICE)
+    # A 的列和 B 的行:乘积不变
+    assert redone(lesson, a * powers, b / powers[:, None]).all()
+    # 只乘在一边:结果不小,可是多数的数都小,实际只有几项
+    assert redone(lesson, a * powers, b).all() and redone(lesson, a, b / powers[:, None]).all()
+    # A 的行和 B 的列:各有各的指数,不用重算
+    assert not redone(lesson, a * powers[:36, None], b * powers).any()
+    assert not redone(lesson, a * 2.0**-60, b * 2.0**-55).any()
+    # 很小的数只遇到一个数:少了几位就看得出来;一个 NaN 或 inf,只重算它的 tile
+    lonely, column = a.clone(), b.clone()
+    lonely[3], column[:, 5] = 0.0, 0.0
+    lonely[3, 0], lonely[3, 30] = 1.0, a[5, 30] * 2.0**-41  # 40 个里有一个小的
+    column[30, 5] = b[30, 7]
+    special = a.clone()
+    for row, value in [(33, math.nan), (34, math.inf), (35, -math.inf)]:
+        special[row, 20] = value
+    by_columns = lonely.t().contiguous().t()
+    for left, right, wrong in [(lonely, column, 0), (by_columns, column, 0), (special, b, 1)]:
+        redo = redone(lesson, left, right[:, :9])
+        assert redo.tolist() == [[1 - wrong], [wrong]]
+    redo = redone(lesson, column.t()[:9], lonely.t())
+    assert redo.tolist() == [[1, 0]]
+    redo = redone(lesson, b.t()[:9], special.t())
+    assert redo.tolist() == [[0, 1]]
+    # 次正规数、最大的数
+    largest = torch.finfo(torch.float32).max
+    edge = torch.cat([a[:9] * 2.0**-140, torch.full_like(a[:7], largest), a[:9].sign() * largest])
+    check(lesson, edge, b[:, :9] * 2.0**-8)
+    check(lesson, a[:9] * 2.0**-140, b * 2.0**120)
+
+
+def battery_of_fp32(lesson):
+    # 不拆的:三块 K,转移一次
+    a, b = (inside(t, math.nan) for t in matrices(70, 75, 83, torch.float32, 2))
+    check(lesson, a, b)
+    check(lesson, inside(b.t(), 5.0), inside(a.t(), 5.0))
+    check_beside(lesson, *matrices(18, 21, 40, torch.float32, 6), 3)
+    for M, N, K in [(0, 5, 3), (3, 0, 5), (3, 5, 0)]:
+        check(lesson, *matrices(M, N, K, torch.float32, 7))
+    with forced(lesson, small_tile(lesson, 32, 32, 16, torch.float32)):
+        # 2×2 个 tile,每个有 7 块 K
+        a, b = (inside(t, math.nan) for t in matrices(36, 35, 103, torch.float32, 1))
+        check(lesson, a, b)
+        check(lesson, inside(b.t(), 5.0), inside(a.t(), 5.0))
+        a, b = matrices(40, 40, 80, torch.float32, 3)
+        check(lesson, torch._neg_view(a[::2, ::2]), b[::2, ::2])
+        check(lesson, a[:9, :20], torch._neg_view(b[:20, :9]))
+        check_beside(lesson, *matrices(18, 21, 40, torch.float32, 6), 3)
+        check_nothing_redone(lesson)
+        check_what_the_halves_cannot_hold(lesson)
+    check_offsets_beyond_32_bits(lesson)
+    with forced(lesson, small_tile(lesson, 32, 32, 16, torch.float32)):
+        check_offsets_beyond_32_bits(lesson)
 
 
 def battery_of_squares(lesson):

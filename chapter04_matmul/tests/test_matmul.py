@@ -18,8 +18,10 @@ from matmul_checks import (
     check_strides,
     check_whole_range,
     compare,
+    dtypes_of,
     forced,
     is_basic,
+    is_fp32,
     load_untuned,
     matrices,
 )
@@ -27,7 +29,9 @@ from matmul_checks import (
 import torch
 
 SCRIPTS = [path for path in LESSONS.values() if path.parent.name == "chapter04_matmul"]
-RECTANGULAR = [path for path in SCRIPTS if path.stem != "matmul_basic"]
+# 有 out_dtype 的
+RECTANGULAR = [p for p in SCRIPTS if p.stem not in ("matmul_basic", "matmul_fp32_split")]
+TYPED = [(p, t) for p in SCRIPTS for t in dtypes_of(load_lesson(p))]
 
 
 def name_of(path):
@@ -37,6 +41,13 @@ def name_of(path):
 @pytest.fixture(params=SCRIPTS, ids=name_of)
 def lesson(request):
     return load_untuned(request.param)
+
+
+@pytest.fixture(params=TYPED, ids=lambda pair: f"{pair[0].stem}-{pair[1]}")
+def typed(request):
+    """(lesson, 它收的一个 dtype) · a lesson, and one of the dtypes that it takes."""
+    path, dtype = request.param
+    return load_untuned(path), dtype
 
 
 @pytest.fixture(params=SCRIPTS, ids=name_of)
@@ -84,14 +95,13 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize(
-    "dtype, fill", [*((dtype, math.nan) for dtype in DTYPES), (torch.float32, 5.0)], ids=str
-)
-def test_sizes_on_both_sides_of_every_edge(lesson, dtype, fill):
+def test_sizes_on_both_sides_of_every_edge(typed):
+    lesson, dtype = typed
     squares = [(n, n, n) for n in [0, 1, 2, 15, 16, 17, 31, 32, 33, 49]]
-    for M, N, K in squares if is_basic(lesson) else SHAPES:
-        a, b = matrices(M, N, K, dtype, N)
-        check(lesson, inside(a, fill), inside(b, fill))
+    for fill in [math.nan, 5.0] if dtype == torch.float32 else [math.nan]:
+        for M, N, K in squares if is_basic(lesson) else SHAPES:
+            a, b = matrices(M, N, K, dtype, N)
+            check(lesson, inside(a, fill), inside(b, fill))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -108,9 +118,8 @@ def test_out_dtype(rectangular, dtype):
     check_out_dtypes(rectangular, dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_any_stride(lesson, dtype):
-    check_strides(lesson, dtype)
+def test_any_stride(typed):
+    check_strides(*typed)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
@@ -124,7 +133,7 @@ def test_large_enough_for_many_tiles(lesson, n):
     if is_basic(lesson):
         check(lesson, *matrices(n, n, n, torch.float32, 2), block_size=64)
     else:
-        check(lesson, *matrices(n, n, n, torch.float16, 2))
+        check(lesson, *matrices(n, n, n, dtypes_of(lesson)[0], 2))
 
 
 @pytest.mark.parametrize("t", range(1, 10))
@@ -164,9 +173,8 @@ def test_regular_data(lesson):
     check_regular_data(lesson)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_whole_range_of_exponents(lesson, dtype):
-    check_whole_range(lesson, dtype)
+def test_whole_range_of_exponents(typed):
+    check_whole_range(*typed)
 
 
 def test_offsets_beyond_32_bits(lesson):
@@ -198,7 +206,7 @@ def test_inputs_stay_as_they_were(lesson):
 
 def test_one_shape_in_several_dtypes_and_layouts(tuned):
     # 调优的结果按大小记住:dtype 或布局变了,也要算对
-    for dtype in DTYPES:
+    for dtype in dtypes_of(tuned):
         a, b = matrices(40, 40, 40, dtype, 10)
         for left, right in [(a, b), (a.t(), b.t())]:
             check(tuned, left, right)
@@ -216,6 +224,8 @@ def test_torch_compile(tuned):
 def test_cuda_graph(tuned):
     if is_basic(tuned):
         M, N, K, dtype = 100, 100, 100, torch.float32
+    elif is_fp32(tuned):
+        M, N, K, dtype = 300, 300, 300, torch.float32  # 这么大才拆
     else:
         M, N, K, dtype = 33, 100, 5000, torch.float16  # split-K 启动两次
     a, b = matrices(M, N, K, dtype, 6)
@@ -231,8 +241,8 @@ def test_cuda_graph(tuned):
 
 
 @compiled_only
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_large_compiled(tuned, dtype):
+def test_large_compiled(typed):
+    tuned, dtype = typed
     if is_basic(tuned):
         cases = [(n, n, n, {"block_size": b}) for n, b in [(1000, 16), (1023, 32), (2048, 64)]]
     else:
@@ -243,7 +253,9 @@ def test_large_compiled(tuned, dtype):
         cases = [(*shape, {"out_dtype": OUT_DTYPES[i % 4]}) for i, shape in enumerate(shapes)]
     for M, N, K, options in cases:
         a, b = matrices(M, N, K, dtype, M)
-        out_dtype = torch.float32 if is_basic(tuned) else options["out_dtype"] or dtype
+        if is_fp32(tuned):
+            options = {}
+        out_dtype = torch.float32 if is_basic(tuned) else options.get("out_dtype") or dtype
         compare(tuned, tuned.matmul(a, b, **options), a, b, out_dtype)
 
 
@@ -293,6 +305,8 @@ if not INTERPRETED:
 @pytest.mark.parametrize("case", BAD_INPUTS)
 def test_bad_input(lesson, case):
     error, a, b, value = BAD_INPUTS[case]
+    if is_fp32(lesson) and case == "mixed dtypes":
+        value = "torch.float16"  # 两个 dtype 不同之前,已经不收 FP16
     check_rejected(lesson, error, value, a, b)
 
 
@@ -312,23 +326,31 @@ def test_bad_out_dtype(rectangular, out_dtype, named):
     check_rejected(rectangular, TypeError, f"is {named},", ones, ones, out_dtype=out_dtype)
 
 
-def test_too_long(rectangular):
-    one = torch.ones(1, 1, dtype=torch.float16, device=DEVICE)
-    longest = one.expand(1, rectangular.LONGEST + 1)  # stride 是 0,不占内存
-    check_rejected(rectangular, ValueError, str(rectangular.LONGEST), longest, longest.t())
+def test_too_long(lesson):
+    if is_basic(lesson):
+        pytest.skip("它的行号、列号和 k 都是 64 位的 · its offsets are 64-bit")
+    one = torch.ones(1, 1, dtype=dtypes_of(lesson)[0], device=DEVICE)
+    longest = one.expand(1, lesson.LONGEST + 1)  # stride 是 0,不占内存
+    check_rejected(lesson, ValueError, str(lesson.LONGEST), longest, longest.t())
 
 
 def test_verify(tuned, capsys):
     tuned.verify()
     out = capsys.readouterr().out
     lines = [f"size={n}: OK, max_diff=" for n in [32, 100, 257]]
-    if not is_basic(tuned):
+    if is_fp32(tuned):
+        kinds = ["normal", "rows scaled", "K scaled"]
+        lines = [f"{kind:11} M=257 N=257 K=257: OK, " for kind in kinds]
+    elif not is_basic(tuned):
         lines = [f"{str(dtype)[6:]:8} M=257 N=257 K=257: OK, " for dtype in DTYPES]
     assert all(line in out for line in [*lines, "全部通过"])
 
 
 def test_verify_fails_on_a_wrong_result(lesson, monkeypatch):
     for wrong in [math.nan, 1.01]:
-        monkeypatch.setattr(lesson, "matmul", lambda a, b, *_, wrong=wrong: wrong * (a @ b))
+        if is_fp32(lesson):  # 它的 verify 要知道重算了哪些 tile,调用的是 launch
+            monkeypatch.setattr(lesson, "launch", lambda a, b, c, w=wrong: c.copy_(w * (a @ b)))
+        else:
+            monkeypatch.setattr(lesson, "matmul", lambda a, b, *_, w=wrong: w * (a @ b))
         with pytest.raises(AssertionError):
             lesson.verify()

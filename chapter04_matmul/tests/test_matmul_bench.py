@@ -1,6 +1,6 @@
 """bench_matmul.py 的测试,不需要 GPU · tests of the benchmark: arithmetic, tables and figures.
 
-CSV 都是编造的;只有最后一个测试检查留存的 matmul.csv 和 README 引用的表格。
+CSV 都是编造的;只有最后一个测试检查留存的 CSV 和 README 引用的表格。
 """
 
 import math
@@ -27,15 +27,19 @@ RATES = {
     "matmul_grouped": 400,
     "matmul_persistent": 500,
     "matmul_split_k": 250,
+    "matmul_fp32_split": 750,
     "torch.mm": 625,
     "torch.compile": 400,
     "FlagGems": 200,
 }
 SPLIT_HEADER = "gpu,torch,triton,m,n,k,splits,microseconds"
 ALIGN_HEADER = "gpu,torch,triton,n,direct,copied,torch_mm"
-FIGURES = ["tflops", "ratio", "ladder", "roofline", "skinny", "order", "split", "order_picture"]
+PROMOTE_HEADER = "gpu,torch,triton,script_or_peer,n,microseconds,tflops,relative_error"
+FIGURES = ["tflops", "ratio", "ladder", "roofline", "skinny", "order", "split", "promote"]
+FIGURES += ["order_picture"]
 
 bench = load_lesson(SCRIPT)
+PROMOTED = [*(f"promote {distance}" for distance in bench.PROMOTES), "never"]
 
 
 def row_of(name, dtype, m, n, k, rate, spread=0.001):
@@ -47,12 +51,14 @@ def row_of(name, dtype, m, n, k, rate, spread=0.001):
 
 @pytest.fixture
 def folder(tmp_path):
-    """四个编造的 CSV · four CSVs of invented numbers."""
+    """五个编造的 CSV · five CSVs of invented numbers."""
     rows = []
     for dtype in bench.DTYPES:
         for m, n, k in bench.SHAPES:
             for name, rate in RATES.items():
                 if name == "matmul_basic" and not m == n == k:
+                    continue
+                if name == "matmul_fp32_split" and dtype != "float32":
                     continue
                 if name in bench.TUNERS and not (m == n == k and dtype == "bfloat16"):
                     continue
@@ -75,6 +81,13 @@ def folder(tmp_path):
     common_bench.write_rows(tmp_path / "matmul_split.csv", split)
     align = [VERSIONS | {"n": n, "direct": n, "copied": n + 1, "torch_mm": 7} for n in (8, 16)]
     common_bench.write_rows(tmp_path / "matmul_align.csv", align)
+    promote = []
+    for n in bench.PROMOTE_SIZES:
+        for i, name in enumerate([*PROMOTED, "torch.mm", "torch.mm TF32", "FlagGems"]):
+            row = {"script_or_peer": name, "n": n, "microseconds": n, "tflops": 100.0 + i}
+            if name != "FlagGems" or n == 1024:  # 后来的 n 没有时间
+                promote.append(VERSIONS | row | {"relative_error": (i + 1) * 1e-7})
+    common_bench.write_rows(tmp_path / "matmul_promote.csv", promote)
     return tmp_path
 
 
@@ -87,43 +100,58 @@ def test_csv_header(folder):
     assert (folder / "matmul_order.csv").read_text().splitlines()[0] == ORDER_HEADER
     assert (folder / "matmul_split.csv").read_text().splitlines()[0] == SPLIT_HEADER
     assert (folder / "matmul_align.csv").read_text().splitlines()[0] == ALIGN_HEADER
+    assert (folder / "matmul_promote.csv").read_text().splitlines()[0] == PROMOTE_HEADER
 
 
 def test_tables(folder):
     text = bench.tables(folder)
     assert text.splitlines()[0] == "NVIDIA H200, driver 1.2,torch 2.11.0,triton 3.6.0"
     lines = table_lines(text)
-    names = " | ".join(RATES)
-    assert lines[0] == (
-        f"| n | {names} | 最好的 lesson / torch.mm | 最好的 lesson / 最快的 Triton 同行 |"
-    )
+    names = [name for name in RATES if name != "matmul_fp32_split"]
+    titles = "最好的 lesson / torch.mm | 最好的 lesson / 最快的 Triton 同行"
+    assert lines[0] == f"| n | {' | '.join(names)} | {titles} |"
     assert lines[1] == "|" + " --- |" * 10
     assert lines[2] == "| 256 | 50.0 | 400 | 500 | 250 | 625 | 400 | 200 | 0.800 | 1.250 |"
     assert lines[13] == ("| 16384 | 50.0 | 400 | 500 | 250 | 503 | 400 | 200 | 0.994 (≈) | 1.250 |")
     mean = (0.8**5 * 500 / 503) ** (1 / 6)  # n = 512 到 16384 的 2 的幂,共 6 个
     assert lines[14] == f"| 几何平均 | {' | ' * 6} | {mean:.3f} | 1.250 |"
-    lessons_and_mm = " | ".join(list(RATES)[:5])
+    lessons_and_mm = " | ".join(names[:5])
     assert lines[15] == f"| n | {lessons_and_mm} | 最好的 lesson / torch.mm |"  # float16
     assert lines[29] == f"| 几何平均 | {' | ' * 4} | 0.800 |"
+    titles = "最好的 IEEE lesson / torch.mm | matmul_fp32_split / torch.mm"
+    assert lines[30] == f"| n | {' | '.join(list(RATES)[:6])} | {titles} |"  # float32
+    assert lines[32] == "| 256 | 50.0 | 400 | 500 | 250 | 750 | 625 | 0.800 | 1.200 |"
+    assert lines[44] == f"| 几何平均 | {' | ' * 5} | 0.800 | 1.200 |"
     skinny = lessons_and_mm.partition(" | ")[2]  # 没有 matmul_basic
     assert lines[45] == f"| M, N, K | {skinny} | split-K / torch.mm |"
     # 2·4096² FLOP,每秒 400 TFLOP:0.0839 µs
     assert lines[47].startswith("| 1, 4096, 4096 | 0.0839 | 0.0671 | 0.134 | ")
     assert lines[57].startswith("| 256, 256, 65536 | 21.5 | 17.2 | 34.4 | 13.7 | ")
     assert lines[58] == f"| 几何平均 | {' | ' * 3} | 0.400 |"
-    assert lines[87] == f"| dtype, n | {names} |"
-    assert lines[89] == "| bfloat16, 1024 |" + " 0.00170 |" * 7
+    assert lines[73] == (  # float32
+        "| M, N, K | matmul_grouped | matmul_persistent | matmul_split_k | matmul_fp32_split "
+        "| torch.mm | split-K / torch.mm |"
+    )
+    assert lines[87] == f"| dtype, n | {' | '.join(RATES)} |"
+    errors = " | ".join(["0.00170"] * 4)
+    assert lines[89] == f"| bfloat16, 1024 | {errors} | — | 0.00170 | 0.00170 | 0.00170 |"
+    assert lines[95] == f"| float32, 1024 | {errors} | 0.00170 | 0.00170 | — | — |"
     assert [line.split(" | ")[0] for line in lines[89:98]] == [
         f"| {dtype}, {n}" for dtype in bench.DTYPES for n in (1024, 4096, 16384)
     ]
     assert lines[98].startswith(
         "| 组的大小 | n=8192,µs | n=8192,TFLOP/s | n=8192,tile | n=16384,µs"
     )
-    assert lines[-13] == "| 64 | 1060 | 600 | 100064 | 1060 | 600 | 100064 |"
-    assert lines[-12] == "| n | 直接读 | 先抄 | torch.mm |"
-    assert lines[-9] == "| 16 | 16.0 | 17.0 | 7.00 |"
-    assert lines[-8] == "| 段数 S | 16, 4096, 4096 | 16, 1024, 16384 | 256, 256, 65536 |"
-    assert lines[-1] == "| 32 | 48.0 | 48.0 | 288 |"
+    assert lines[106] == "| 64 | 1060 | 600 | 100064 | 1060 | 600 | 100064 |"
+    assert lines[107] == "| n | 直接读 | 先抄 | torch.mm |"
+    assert lines[110] == "| 16 | 16.0 | 17.0 | 7.00 |"
+    assert lines[111] == "| 段数 S | 16, 4096, 4096 | 16, 1024, 16384 | 256, 256, 65536 |"
+    assert lines[118] == "| 32 | 48.0 | 48.0 | 288 |"
+    assert lines[119].startswith("| 参赛者 | n=1024,TFLOP/s | n=1024,误差 | n=2048,TFLOP/s |")
+    assert lines[121] == "| promote 64 |" + " 100 | 1.00e-07 |" * 5
+    assert lines[126] == "| never |" + " 105 | 6.00e-07 |" * 5
+    assert lines[-2] == "| torch.mm TF32 |" + " 107 | 8.00e-07 |" * 5
+    assert lines[-1] == "| FlagGems | 108 | 9.00e-07 |" + " — | — |" * 4
 
 
 @pytest.mark.parametrize(
@@ -171,10 +199,13 @@ def test_figures(folder):
 
 
 def test_figures_of_one_dtype(folder, monkeypatch):
-    """只测了一个 dtype 时也能画 · every figure, when only one dtype was measured."""
+    """只测了一个 dtype、没有 FlagGems 时也能画 · every figure, of one dtype, without FlagGems."""
     texts = common_bench.read_texts(folder / "matmul.csv")
     rows = [row for row in texts if row["dtype"] == "float32"]
     common_bench.write_rows(folder / "matmul.csv", rows)
+    texts = common_bench.read_texts(folder / "matmul_promote.csv")
+    rows = [row for row in texts if row["script_or_peer"] != "FlagGems"]
+    common_bench.write_rows(folder / "matmul_promote.csv", rows)
     drawn = []
     figure = common_bench.pyplot().Figure
     monkeypatch.setattr(figure, "savefig", lambda self, path, dpi: drawn.append(path.stem))
@@ -220,6 +251,11 @@ def test_check():
     for bad in (5 * limit * 1.01, -5 * limit * 1.01, math.nan, math.inf):
         with pytest.raises(AssertionError, match=r"超过 2\.29e-05 · the relative error"):
             bench.check((exact + torch.tensor([[0, 0], [bad, 0]])).float(), rows, exact, K=4096)
+    wrong = (exact * (1 + 2**-11)).float()  # 给了 limit 就只按它
+    error = bench.check(wrong, rows, exact, K=4096, limit=2**-10)
+    assert error == pytest.approx(2**-11, rel=1e-3)
+    with pytest.raises(AssertionError, match=r"超过 0\.000977 · the relative error"):
+        bench.check((exact * (1 + 2**-9)).float(), rows, exact, K=4096, limit=2**-10)
 
 
 @pytest.mark.parametrize("dtype", bench.DTYPES.values(), ids=str)
@@ -249,7 +285,7 @@ def test_contenders():
 
 def test_measuring_loop(monkeypatch, capsys, tmp_path):
     """走一遍测量的循环,时间是假的 · the whole loop, with invented times."""
-    mm = {"torch.mm": torch.mm, "matmul_basic": torch.mm}
+    mm = {"torch.mm": torch.mm, "matmul_basic": torch.mm, "matmul_fp32_split": torch.mm}
     mm["wrong"] = lambda a, b: torch.mm(a, b) + 1
     mm["fails"] = lambda a, b: torch.mm(a, b[:-1])
     asked = []
@@ -272,11 +308,14 @@ def test_measuring_loop(monkeypatch, capsys, tmp_path):
     assert ",".join(rows[0]) == HEADER
     found = [(row["script_or_peer"], row["dtype"], row["m"]) for row in rows]
     shapes = [("torch.mm", "64"), ("matmul_basic", "64"), ("torch.mm", "8")]  # 由 CSV 读回
-    assert found == [(name, dtype, m) for dtype in bench.DTYPES for name, m in shapes]
+    wanted = [(name, dtype, m) for dtype in ("bfloat16", "float16") for name, m in shapes]
+    shapes[2:2] = [("matmul_fp32_split", "64")]
+    shapes.append(("matmul_fp32_split", "8"))
+    assert found == wanted + [(name, "float32", m) for name, m in shapes]
     assert rows[0]["microseconds"] == "2" and rows[0]["spread"] == "0"  # 80 µs 里有 40 次调用
     assert rows[0]["tflops"] == "0.26214"
     # 两个参赛者,一轮共 0.4 秒:1.2 秒里只有 3 轮,所以是 5 轮;一个参赛者是 6 轮
-    assert asked == [1, 5, 1, 6] * 3
+    assert asked == [1, 5, 1, 6] * 2 + [1, 5, 1, 5]
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 18
     assert lines[0].startswith("wrong 没有时间 · gets no time: 相对误差 ")
@@ -359,6 +398,57 @@ def test_align_part(monkeypatch):
     assert alignments == [16, 16, 128, 128]
 
 
+def test_promote_part(monkeypatch, capsys):
+    """matmul_promote.csv 的各行,每种距离都真的算了 · the rows; every distance really ran."""
+    lesson = load_lesson(CHAPTER / "matmul_fp32_split.py")
+    monkeypatch.setitem(sys.modules, "matmul_fp32_split", lesson)
+    distances, tf32 = [], []
+    launch, settings = lesson.launch, torch.backends.cuda.matmul
+
+    def spy(*arguments):
+        distances.append(lesson.promote_distance(256))
+        return launch(*arguments)
+
+    def product(a, b, error):
+        return ((a.double() @ b.double()) * (1 + error)).float()
+
+    def mm(a, b):  # CPU 上没有 TF32,装作有
+        tf32.append(settings.allow_tf32)
+        return product(a, b, 2**-11 * settings.allow_tf32)
+
+    monkeypatch.setattr(lesson, "launch", spy)
+    monkeypatch.setattr(torch, "mm", mm)
+    peers = {"matmul_basic": None, "FlagGems": lambda a, b: product(a, b, 2**-9)}
+    fakes = {
+        "PROMOTE_SIZES": [256],
+        "versions": lambda: VERSIONS,
+        "contenders": lambda: peers,
+        "time_graphs": lambda graphs, rounds: {
+            name: [number * 80.0] * rounds for number, name in enumerate(graphs, 1)
+        },
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(bench, name, fake)
+    monkeypatch.setattr(common_bench, "capture", lambda function, pairs: len(pairs))
+    rows = bench.measure_promote()
+    assert ",".join(rows[0]) == PROMOTE_HEADER
+    assert [row["script_or_peer"] for row in rows] == [*PROMOTED, "torch.mm", "torch.mm TF32"]
+    assert distances == [*bench.PROMOTES, lesson.LONGEST]
+    assert lesson.promote_distance(256) == 64
+    assert tf32 == [False, True] and not settings.allow_tf32
+    assert [row["n"] for row in rows] == [256] * 8
+    assert [row["microseconds"] for row in rows] == [str(2 * i) for i in range(1, 9)]
+    assert rows[0]["tflops"] == "16.777"  # 2·256³ FLOP,2 µs
+    errors = [float(row["relative_error"]) for row in rows]
+    assert 0 < max(errors[:7]) < 1e-6 and errors[7] == pytest.approx(2**-11, rel=0.01)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("FlagGems 没有时间 · gets no time: 相对误差 0.00195 超过 0.000977 · ")
+    # torch.mm 出错时也还原
+    with pytest.raises(RuntimeError):
+        bench.mm_tf32(torch.ones(2, 3), torch.ones(2, 3))
+    assert not settings.allow_tf32
+
+
 @pytest.fixture
 def command(folder, monkeypatch):
     """在编造的 CSV 旁边运行 main,假装有 GPU · run main beside the CSVs, pretending a GPU."""
@@ -396,6 +486,19 @@ def test_one_dtype_keeps_the_other_rows(folder, command, monkeypatch, capsys):
     assert "[23/23] torch.float16 256 256 65536: new " in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("dtype", bench.DTYPES)
+def test_parts_of_one_dtype(dtype, command, monkeypatch):
+    """--dtype:只用 BF16、只用 FP32 的部分才测 · the parts that use this dtype are measured."""
+    measured = []
+    monkeypatch.setattr(bench, "run", lambda folder, parts, *rest: measured.append(parts))
+    command("--dtype", dtype)
+    (parts,) = measured
+    rest = {"bfloat16": ["_order", "_align", "_split"], "float32": ["_promote"]}.get(dtype, [])
+    wanted = [f"matmul{name}.csv" for name in ["", *rest]]
+    assert [name for name, part in parts.items() if part] == wanted
+    assert len(parts) == 5
+
+
 def test_draw_only_of_one_dtype(command, capsys):
     """--draw-only 不测量,同时给 --dtype 是弄错了 · both options together make no sense."""
     with pytest.raises(SystemExit) as stopped:
@@ -415,7 +518,8 @@ def test_interrupted(folder, command, monkeypatch, capsys):
     with pytest.raises(SystemExit) as stopped:
         command()
     assert stopped.value.code == 130
-    names = "、".join(f"matmul{part}.csv" for part in ("", "_order", "_align", "_split"))
+    parts = ("", "_order", "_align", "_split", "_promote")
+    names = "、".join(f"matmul{part}.csv" for part in parts)
     message = f"已中断,没有测完 {names} · interrupted\n"
     assert capsys.readouterr().err == message
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
@@ -439,6 +543,7 @@ def test_kept_results():
         for dtype in bench.DTYPES
         for shape in bench.SHAPES
         if path.stem != "matmul_basic" or len(set(shape)) == 1
+        if path.stem != "matmul_fp32_split" or dtype == "float32"
     }
     assert wanted - set(kept) == set()
     order = bench.read_rows(folder / "matmul_order.csv")
@@ -451,5 +556,10 @@ def test_kept_results():
     ]
     align = bench.read_rows(folder / "matmul_align.csv")
     assert [row["n"] for row in align] == bench.ALIGN_SIZES
+    promote = bench.read_rows(folder / "matmul_promote.csv")
+    kept = [(row["n"], row["script_or_peer"]) for row in promote]
+    assert len(kept) == len(set(kept))
+    names = [*PROMOTED, "torch.mm", "torch.mm TF32"]
+    assert {(n, name) for n in bench.PROMOTE_SIZES for name in names} - set(kept) == set()
     readme = (CHAPTER / "README.md").read_text(encoding="utf-8").splitlines()
     assert [line for line in table_lines(bench.tables(folder)) if line not in readme] == []

@@ -7,11 +7,12 @@ from common.testing import EXAMPLES, LESSONS, wild_values
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from matmul_checks import (
-    DTYPES,
     OUT_DTYPES,
     compare,
+    dtypes_of,
     forced,
     is_basic,
+    is_fp32,
     load_untuned,
     small_tile,
 )
@@ -42,7 +43,7 @@ def test_any_input(stem):
     @given(st.data())
     def property_holds(data):
         M, N, K = (data.draw(st.integers(0, ROWS), label=name) for name in "MNK")
-        dtype = data.draw(st.sampled_from(DTYPES), label="dtype")
+        dtype = data.draw(st.sampled_from(dtypes_of(lesson)), label="dtype")
         seed = data.draw(st.integers(0, 2**32), label="seed")
         tile = contextlib.nullcontext()
         if is_basic(lesson):
@@ -51,7 +52,8 @@ def test_any_input(stem):
             c_dtype = torch.float32
         else:
             options = {"out_dtype": data.draw(st.sampled_from(OUT_DTYPES), label="out_dtype")}
-            c_dtype = options["out_dtype"] or dtype
+            options = {} if is_fp32(lesson) else options
+            c_dtype = options.get("out_dtype") or dtype
             if data.draw(st.booleans(), label="small tile"):
                 tile = forced(lesson, small_tile(lesson, 16, 32, 16, dtype))
         a, b = draw_matrix(data, M, K, dtype, seed), draw_matrix(data, K, N, dtype, seed + 1)

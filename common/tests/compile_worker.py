@@ -120,7 +120,11 @@ def cases_of(lesson):
     """一个 lesson 的函数和调用 · the function of a lesson, and the calls of it to compile."""
     if "triton_dot" in vars(lesson):
         return lesson.triton_dot, dot_cases()
-    return lesson.matmul, square_cases() if "BLOCK_SIZES" in vars(lesson) else matmul_cases()
+    if "BLOCK_SIZES" in vars(lesson):
+        return lesson.matmul, square_cases()
+    if "split_kernel" in vars(lesson):  # 只收 FP32
+        return lesson.matmul, (case for case in matmul_cases() if "float32" in case[0])
+    return lesson.matmul, matmul_cases()
 
 
 def examine(kernel, tool, *options):

@@ -8,16 +8,6 @@ import pytest
 from common import INTERPRETED
 from common.testing import LESSONS
 
-# 故障 → 等哪个 lesson;那个 lesson 出现时,这里会失败,提醒把故障写成它的测试
-WAITING = {
-    "先后两个乘积累加到同一个累加器": "matmul_fp32_split",
-}
-
-
-@pytest.mark.parametrize("fault", WAITING)
-def test_fault_waits_for_its_lesson(fault):
-    assert WAITING[fault] not in LESSONS, f"请把这个故障写成 {WAITING[fault]} 的测试:{fault}"
-
 
 @pytest.mark.skipif(INTERPRETED, reason="解释器不编译,没有缓存可争 · nothing is compiled")
 @pytest.mark.parametrize("stem", LESSONS)
