@@ -5,9 +5,9 @@
     python chapter04_matmul/bench/bench_matmul.py --draw-only       # 由已有的 CSV 画图、打印表格
 
 同行 (peers):torch.mm(FP32 不用 TF32);torch.compile,模式 max-autotune-no-cudagraphs,只许用 Triton
-模板;FlagGems(装了才测)。后两个为每个形状调优,一次几秒到一分钟,所以只测 BF16 的方阵;
-“转移的距离”里另有用 TF32 的 torch.mm 和算 FP32 的 FlagGems。matmul_basic 只算方阵,tile 边长 64,
-结果是 FP32;matmul_fp32_split 只算 FP32。需要 matplotlib。
+模板;FlagGems(装了才测)。后两个为每个形状调优,一次几秒到一分钟,所以只测 BF16 的方阵。“转移的距离”里
+另有用 TF32 的 torch.mm,和算 FP32 的 FlagGems(它要编译一百六十多种,几分钟,只测 n=4096)。
+matmul_basic 只算方阵,tile 边长 64,结果是 FP32;matmul_fp32_split 只算 FP32。需要 matplotlib。
 
 GPU 时间 (matmul.csv)。每个 dtype(BF16、FP16、FP32)、每个形状 (M, N, K):
 
@@ -83,6 +83,7 @@ SPLITS = [1, 2, 4, 8, 16, 32]
 ALIGN_SIZES = [1000, 2056, 4104, 5000, 8200]
 PROMOTE_SIZES = [1024, 2048, 4096, 8192, 16384]
 PROMOTES = [64, 128, 256, 512, 1024]
+FLAG_GEMS_SIZE = 4096  # FP32 的 FlagGems 只测这一个 n
 LIMITS = {"NVIDIA H200": (4.8, 989)}  # 显存 TB/s 和 BF16 TFLOP/s 的上限,来自 datasheet
 # 每个参赛者的颜色(Okabe & Ito,色盲也能分辨),lesson 的 marker,同行的线型
 STYLES = {
@@ -357,8 +358,8 @@ def mm_tf32(a, b):
         torch.backends.cuda.matmul.allow_tf32 = False
 
 
-def measure_promote():
-    """matmul_promote.csv · the rows of matmul_promote.csv."""
+def measure_distances(n):
+    """n×n 的方阵,每种距离和同行 · the rows of matmul_promote.csv for one n."""
     never = importlib.import_module("matmul_fp32_split").LONGEST  # k 到不了那里
     distances = {f"promote {distance}": distance for distance in PROMOTES} | {"never": never}
     able = {
@@ -366,16 +367,21 @@ def measure_promote():
         for name, distance in distances.items()
     }
     able |= {"torch.mm": torch.mm, "torch.mm TF32": mm_tf32}
-    able |= {name: peer for name, peer in contenders().items() if name == "FlagGems"}
+    if n == FLAG_GEMS_SIZE and "FlagGems" in contenders():
+        able["FlagGems"] = contenders()["FlagGems"]
+    # 这里比较的就是误差:FP32 的界不许 TF32,也可能不许 never;算错了的连 2^-10 也超过
+    times, errors = medians(able, n, n, n, torch.float32, limit=2**-10)
     found = []
-    for n in PROMOTE_SIZES:
-        # 这里比较的就是误差:FP32 的界不许 TF32,也可能不许 never;算错了的连 2^-10 也超过
-        times, errors = medians(able, n, n, n, torch.float32, limit=2**-10)
-        for name, median in times.items():
-            row = versions() | {"script_or_peer": name, "n": n, "microseconds": f"{median:.5g}"}
-            row["tflops"] = f"{2 * n**3 / median / 1e6:.5g}"
-            found.append(row | {"relative_error": f"{errors[name]:.3g}"})
+    for name, median in times.items():
+        row = versions() | {"script_or_peer": name, "n": n, "microseconds": f"{median:.5g}"}
+        row["tflops"] = f"{2 * n**3 / median / 1e6:.5g}"
+        found.append(row | {"relative_error": f"{errors[name]:.3g}"})
     return found
+
+
+def measure_promote():
+    """matmul_promote.csv · the rows of matmul_promote.csv."""
+    return measure_cases([(n,) for n in PROMOTE_SIZES], measure_distances)
 
 
 def by_shape(rows):

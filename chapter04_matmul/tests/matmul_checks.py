@@ -451,8 +451,8 @@ def battery_of_fp32(lesson):
     for M, N, K in [(0, 5, 3), (3, 0, 5), (3, 5, 0)]:
         check(lesson, *matrices(M, N, K, torch.float32, 7))
     with forced(lesson, small_tile(lesson, 32, 32, 16, torch.float32)):
-        # 2×2 个 tile,每个有 7 块 K
-        a, b = (inside(t, math.nan) for t in matrices(36, 35, 103, torch.float32, 1))
+        # 2×2 个 tile,每个有 5 块 K
+        a, b = (inside(t, math.nan) for t in matrices(36, 35, 71, torch.float32, 1))
         check(lesson, a, b)
         check(lesson, inside(b.t(), 5.0), inside(a.t(), 5.0))
         a, b = matrices(40, 40, 80, torch.float32, 3)

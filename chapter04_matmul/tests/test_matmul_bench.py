@@ -421,6 +421,7 @@ def test_promote_part(monkeypatch, capsys):
     peers = {"matmul_basic": None, "FlagGems": lambda a, b: product(a, b, 2**-9)}
     fakes = {
         "PROMOTE_SIZES": [256],
+        "FLAG_GEMS_SIZE": 256,
         "versions": lambda: VERSIONS,
         "contenders": lambda: peers,
         "time_graphs": lambda graphs, rounds: {
@@ -441,7 +442,8 @@ def test_promote_part(monkeypatch, capsys):
     assert rows[0]["tflops"] == "16.777"  # 2·256³ FLOP,2 µs
     errors = [float(row["relative_error"]) for row in rows]
     assert 0 < max(errors[:7]) < 1e-6 and errors[7] == pytest.approx(2**-11, rel=0.01)
-    (line,) = capsys.readouterr().out.splitlines()
+    line, progress = capsys.readouterr().out.splitlines()
+    assert progress.startswith("[1/1] 256: promote 64 2 µs, ")
     assert line.startswith("FlagGems 没有时间 · gets no time: 相对误差 0.00195 超过 0.000977 · ")
     # torch.mm 出错时也还原
     with pytest.raises(RuntimeError):

@@ -10,9 +10,7 @@ from common.testing import compiled_only, inside
 from matmul_checks import (
     check,
     check_beside,
-    check_nothing_redone,
     check_strides,
-    check_what_the_halves_cannot_hold,
     forced,
     is_fp32,
     matrices,
@@ -61,14 +59,6 @@ def test_every_tile():
 def test_tiles_to_redo_divide_the_large_ones():
     m, n, _ = matmul_fp32_split.IEEE_TILE
     assert all(c.block_m % m == 0 and c.block_n % n == 0 for c in matmul_fp32_split.CONFIGS)
-
-
-def test_nothing_is_redone_for_nothing(small):
-    check_nothing_redone(small)
-
-
-def test_what_the_halves_cannot_hold(small):
-    check_what_the_halves_cannot_hold(small)
 
 
 @pytest.mark.parametrize("power", [26, 27, 40, 150])
