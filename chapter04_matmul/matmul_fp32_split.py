@@ -159,9 +159,9 @@ def halves_kernel(
         b = b_desc.load([column, k + tl.where(product == 1, K_PADDED, 0)])
         acc = tl.dot(a, b.T, acc, input_precision="ieee")
         # 第6步 转移 · promote: 前两个乘积合起来一次,hi·hi 每 PROMOTE 个 k 一次
-        small_done = step == 2 * num_k - 1
-        if small_done | ((product == 2) & (k % PROMOTE == PROMOTE - BLOCK_K)):
-            total += acc * tl.where(small_done, 0.00048828125, 1.0)  # 2^-11
+        lo_done = step == 2 * num_k - 1
+        if lo_done | ((product == 2) & (k % PROMOTE == PROMOTE - BLOCK_K)):
+            total += acc * tl.where(lo_done, 0.00048828125, 1.0)  # 2^-11
             acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     total += acc
     # 第7步 信不信 · can it be trusted: 每个小的数至多带来 2^-17 的误差;NaN 和 inf 也不信
