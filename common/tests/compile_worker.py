@@ -116,16 +116,26 @@ def matmul_cases():
         yield f"{dtype} {M}x{N}x{K}" + " by columns" * by_columns, targets, (a, b)
 
 
+def fp32_cases():
+    """matmul_fp32_split 的调用 · calls of matmul_fp32_split: (name, targets, arguments)."""
+    for n, by_columns, targets in [
+        (8192, False, TARGETS),
+        (1024, False, ("sm_90", "sm_100")),  # 只有它们大的 tile 和小的 tile 都用
+        (257, False, ("sm_90", "gfx942")),
+        (512, True, ("sm_90", "gfx942")),
+    ]:
+        a = torch.empty(n, n, device="meta")
+        yield f"torch.float32 {n}x{n}x{n}", targets, (a.t(), a.t()) if by_columns else (a, a)
+
+
 def cases_of(lesson):
     """一个 lesson 的函数和调用 · the function of a lesson, and the calls of it to compile."""
     if "triton_dot" in vars(lesson):
         return lesson.triton_dot, dot_cases()
     if "BLOCK_SIZES" in vars(lesson):
         return lesson.matmul, square_cases()
-    if "split_kernel" in vars(lesson):  # 只收 FP32,tile 只有两种
-        names = ("8192x8192x8192", "1024x1024x1024", "257x257x257", "by columns")
-        cases = (case for case in matmul_cases() if case[0].split(" ", 1)[1].endswith(names))
-        return lesson.matmul, (case for case in cases if "float32" in case[0])
+    if "split_kernel" in vars(lesson):
+        return lesson.matmul, fp32_cases()
     return lesson.matmul, matmul_cases()
 
 
