@@ -395,10 +395,12 @@ def check_nothing_redone(lesson):
     outlier = a[:5].clone()
     outlier[3, 5] = 2.0**-60  # 一个小的数,它的那一行也用不着重算
     # 一种 16 行,最后一种不满
-    kinds = [-a.abs(), rising, sparse, near_two, torch.zeros_like(a), outlier]
+    tiny = a * 2.0**-125  # 2 的幂的上限;不算小
+    kinds = [-a.abs(), rising, sparse, near_two, torch.zeros_like(a), tiny, outlier]
     many = torch.cat(kinds)
     assert not redone(lesson, many, b[:, :33]).any()
     assert not redone(lesson, b.t()[:9], many.t()).any()
+    assert not redone(lesson, outlier, torch.zeros_like(b[:, :9])).any()
     c, alone = torch.empty(2, 16, 9, device=DEVICE)
     lesson.launch(a, b[:, :9], c)
     nothing = mock.MagicMock()  # 启动它,什么也不做
@@ -444,6 +446,22 @@ def check_what_the_halves_cannot_hold(lesson):
     check(lesson, a[:9] * 2.0**-140, b * 2.0**120)
 
 
+def check_thresholds(lesson):
+    """信与不信的分界 · where trust ends: |total|·√K = 128·(小的数的个数),和 K/16 个小的数。"""
+    K = 64
+    a, b = torch.zeros(1, K, device=DEVICE), torch.zeros(K, 1, device=DEVICE)
+    a[0, 0], a[0, 1], b[1] = 1.0, 2.0**-40, 1.0  # 乘到 2^14;一个小的
+    for power, wanted in [(24, 0), (25, 1)]:  # total = 2^(28 - power),√K = 8
+        b[0] = 2.0**-power
+        assert redone(lesson, a, b).item() == wanted
+        assert redone(lesson, b.t(), a.t()).item() == wanted
+    a, b = matrices(1, 1, K, torch.float32, 24)
+    for count, wanted in [(4, 0), (5, 1)]:
+        a[0, 1 : 1 + count] = 2.0**-60
+        assert redone(lesson, a, b).item() == wanted
+        assert redone(lesson, b.t(), a.t()).item() == wanted
+
+
 def battery_of_fp32(lesson):
     # 不拆的:三块 K,转移一次
     a, b = (inside(t, math.nan) for t in matrices(70, 75, 83, torch.float32, 2))
@@ -463,6 +481,7 @@ def battery_of_fp32(lesson):
         check_beside(lesson, *matrices(18, 21, 40, torch.float32, 6), 3)
         check_nothing_redone(lesson)
         check_what_the_halves_cannot_hold(lesson)
+        check_thresholds(lesson)
     check_offsets_beyond_32_bits(lesson)
     with forced(lesson, small_tile(lesson, 32, 32, 16, torch.float32)):
         check_offsets_beyond_32_bits(lesson)
