@@ -5,9 +5,10 @@ from types import SimpleNamespace
 
 import matmul_fp32_split
 import pytest
-from common import DEVICE, matmul_bound
-from common.testing import compiled_only, inside
+from common import DEVICE, INTERPRETED, matmul_bound, testing
+from common.testing import LESSONS, compiled_only, inside, load_lesson
 from matmul_checks import (
+    battery,
     check,
     check_beside,
     check_regular_data,
@@ -18,6 +19,7 @@ from matmul_checks import (
     redone,
     small_tile,
 )
+from test_matmul_mutants import GROUPS, NEGATIVE
 
 import torch
 import triton
@@ -235,3 +237,163 @@ def test_a_long_inner_axis():
         exact = left.double() @ right.double()
         c = matmul_fp32_split.matmul(left, right).double()
         assert (c - exact).norm() < 2e-6 * exact.norm()
+
+
+MUTANTS = GROUPS | {
+    "行列编号对调": [
+        (
+            "return first_pid_m + pid_in_group % group_rows, pid_in_group // group_rows",
+            "return pid_in_group // group_rows, first_pid_m + pid_in_group % group_rows",
+        )
+    ],
+    # 拆
+    "指数大了 1": [("141 - (largest", "142 - (largest")],
+    "指数没有上限": [("tl.minimum(141 - (largest >> 23), 126)", "141 - (largest >> 23)")],
+    "指数不看符号位": [("bitcast=True) & 0x7FFFFFFF", "bitcast=True)")],
+    "最大的数只看最后一块": [("tl.maximum(largest, tl.max(bits, axis=1))", "tl.max(bits, axis=1)")],
+    "读没有行掩码": [("mask_r = offs_r < R", "mask_r = offs_r >= 0")],
+    "写没有行掩码": [
+        ("mask_r[:, None] & (offs_k < K_PADDED)", "(offs_r >= 0)[:, None] & (offs_k < K_PADDED)")
+    ],
+    "写没有 K 掩码": [("(offs_k < K_PADDED)", "(offs_k >= 0)")],
+    "补的列不写": [("(offs_k < K_PADDED)", "(offs_k < K)")],
+    "写的 K 掩码少一半": [("(offs_k < K_PADDED)", "(offs_k < K_PADDED // 2)")],
+    "lo 乘错": [("* 2048)", "* 1024)")],
+    "没有 lo": [("* 2048)", "* 0)")],
+    "lo 写在 hi 上": [("halves_rows + K_PADDED + offs_k", "halves_rows + offs_k")],
+    "不数小的": [("small += tl.sum(", "small += 0 * tl.sum(")],
+    "小的只数最后一块": [("small += tl.sum(", "small = tl.sum(")],
+    "一半是小的也信": [("small > K // 16", "small > K // 2")],
+    "门槛是 1": [(">= 128 *", ">= 1 *")],
+    "门槛不看 K": [("tl.abs(total) * sqrt_K >=", "tl.abs(total) >=")],
+    "门槛乘了 K": [("math.sqrt(K),", "K,")],
+    "全是 0 的行也不信": [('tl.where(largest == 0, float("-inf"), small)', "small")],
+    "到了上限的指数没有写": [("exponent, mask=mask_r", "exponent, mask=mask_r & (exponent < 126)")],
+    "0 也数": [(" & (x != 0)", "")],
+    "很小的才数": [("0.000244140625", "1e-12")],
+    "指数没有写掩码": [("exponent, mask=mask_r", "exponent, mask=offs_r >= 0")],
+    "个数没有写掩码": [("small, mask=mask_r", "small")],
+    "拆的行号 32 位": [
+        ("offs_r = tl.program_id(axis=0).to(tl.int64)", "offs_r = tl.program_id(axis=0)")
+    ],
+    "拆的时候忽略行的 stride": [("offs_r[:, None] * stride_xr", "offs_r[:, None] * K")],
+    "忽略两半的 stride": [("offs_r[:, None] * stride_hr", "offs_r[:, None] * (2 * K_PADDED)")],
+    "拆的 grid 向下取整": [("triton.cdiv(R, block_r)", "max(1, R // block_r)")],
+    "补齐得不够": [("triton.cdiv(K, BLOCK_K) * BLOCK_K", "max(1, K // BLOCK_K) * BLOCK_K")],
+    # 乘
+    "没有 hi·lo": [("where(product == 1, K_PADDED", "where(product == 3, K_PADDED")],
+    "没有 lo·hi": [("where(product == 0, K_PADDED", "where(product == 3, K_PADDED")],
+    "lo·lo 代替 hi·lo": [("where(product == 0, K_PADDED", "where(product == 1, K_PADDED")],
+    "只有两个乘积": [("range(3 * num_k)", "range(2 * num_k)")],
+    "少一块 K": [("range(3 * num_k)", "range(3 * num_k - 1)")],
+    "K 的块数向下取整": [("num_k = K_PADDED // BLOCK_K", "num_k = (K_PADDED - 1) // BLOCK_K")],
+    "B 没有转置": [("b.T", "tl.reshape(b, (BLOCK_K, BLOCK_N))")],
+    "不累加": [("tl.dot(a, b.T, acc,", "tl.dot(a, b.T,")],
+    "FP16 累加器": [
+        (
+            'tl.dot(a, b.T, acc, input_precision="ieee")',
+            'tl.dot(a, b.T, acc, input_precision="ieee").to(tl.float16).to(tl.float32)',
+        )
+    ],
+    "lo 的乘积没有缩小": [("0.00048828125, 1.0", "1.0, 1.0")],
+    "晚一步缩小": [("step == 2 * num_k - 1", "step == 2 * num_k")],
+    "转移之后没有清零": [
+        (
+            "            acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)\n    total += acc",
+            "    total += acc",
+        )
+    ],
+    "转移时覆盖": [("total += acc * tl.where", "total = acc * tl.where")],
+    "剩下的没有转移": [("    total += acc\n    # 第7步", "    # 第7步")],
+    # 信不信
+    "总是信": [
+        (
+            "tl.store(redo_ptr + pid_m * num_pid_n + pid_n, redo)",
+            "tl.store(redo_ptr + pid_m * num_pid_n + pid_n, 0)",
+        )
+    ],
+    "NaN 也信": [
+        (
+            "trusted = tl.abs(total) * sqrt_K >= 128 * (a_small[:, None] + b_small[None, :])",
+            "trusted = ~(tl.abs(total) * sqrt_K < 128 * (a_small[:, None] + b_small[None, :]))",
+        )
+    ],
+    "只看 A": [("(a_small[:, None] + b_small[None, :])", "a_small[:, None]")],
+    "只看 B": [("(a_small[:, None] + b_small[None, :])", "b_small[None, :]")],
+    "矩阵之外也看": [("mask & ~trusted", "~trusted")],
+    "一个信就都信": [("tl.max((mask & ~trusted)", "tl.min((mask & ~trusted)")],
+    "记在别的 tile 上": [("redo_ptr + pid_m * num_pid_n + pid_n", "redo_ptr + pid_m + pid_n")],
+    "2 的幂一次乘": [
+        (
+            "power_of_two(exponent >> 1) * power_of_two(exponent - (exponent >> 1))",
+            "power_of_two(exponent)",
+        )
+    ],
+    "指数是奇数时少 1": [
+        ("power_of_two(exponent - (exponent >> 1))", "power_of_two(exponent >> 1)")
+    ],
+    "没有还原 B 的指数": [("-a_exponent[:, None] - b_exponent[None, :]", "-a_exponent[:, None]")],
+    "写回没有掩码": [("tl.store(c_ptrs, c, mask=mask)", "tl.store(c_ptrs, c)")],
+    "写回没有列掩码": [
+        ("tl.store(c_ptrs, c, mask=mask)", "tl.store(c_ptrs, c, mask=mask_m[:, None])")
+    ],
+    "行号 32 位": [("offs_m = row.to(tl.int64)", "offs_m = row")],
+    # 重算
+    "从不重算": [("redo_column) == 0:", "redo_column) != 9:")],
+    "总是重算": [("redo_column) == 0:", "redo_column) == 9:")],
+    "看别的 tile 要不要重算": [("pid_m * BLOCK_M // REDO_M", "pid_m")],
+    "看别的列要不要重算": [("pid_n * BLOCK_N // REDO_N", "pid_n")],
+    "重算时 A 没有行掩码": [("mask=mask_m[:, None] & mask_k[None, :]", "mask=mask_k[None, :]")],
+    "重算时 A 没有 K 掩码": [("mask=mask_m[:, None] & mask_k[None, :]", "mask=mask_m[:, None]")],
+    "重算时 B 没有 K 掩码": [("mask=mask_k[:, None] & mask_n[None, :]", "mask=mask_n[None, :]")],
+    "重算时 B 没有列掩码": [("mask=mask_k[:, None] & mask_n[None, :]", "mask=mask_k[:, None]")],
+    "重算时没有写掩码": [("total + acc, mask=mask_m[:, None] & mask_n[None, :]", "total + acc")],
+    "重算时丢掉最后一块 K": [
+        (
+            "dtype=tl.float32)\n    for k in range(0, K, BLOCK_K)",
+            "dtype=tl.float32)\n    for k in range(0, K - BLOCK_K, BLOCK_K)",
+        )
+    ],
+    "重算时没有转移": [
+        ("            total += acc\n            acc = tl.zeros", "            acc = tl.zeros")
+    ],
+    "重算时转移之后没有清零": [
+        (
+            "            acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)\n    c_ptrs",
+            "    c_ptrs",
+        )
+    ],
+    "重算时忽略 A 的列 stride": [("offs_k[None, :] * stride_ak", "offs_k[None, :]")],
+    "重算时忽略 B 的行 stride": [("offs_k[:, None] * stride_bk", "offs_k[:, None] * N")],
+    "重算时列号 32 位": [("offs_n = pid_n.to(tl.int64)", "offs_n = pid_n")],
+    "重算时行号 32 位": [("offs_m = pid_m.to(tl.int64)", "offs_m = pid_m")],
+    "重算的 grid 向下取整": [
+        (
+            "triton.cdiv(M, block_m) * triton.cdiv(N, block_n)",
+            "max(1, M // block_m) * triton.cdiv(N, block_n)",
+        )
+    ],
+    "忽略负视图": [(NEGATIVE, "False")],
+}
+SURROUNDED = ["写没有行掩码", "写回没有列掩码", "重算时 B 没有 K 掩码"]
+
+
+def test_right_kernel_passes():
+    battery(load_lesson(LESSONS["matmul_fp32_split"]))
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="错误的 kernel 在 GPU 上会读写任意地址,只在解释器里试")
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutant_is_rejected(name, tmp_path):
+    mutant = load_lesson(LESSONS["matmul_fp32_split"], tmp_path, MUTANTS[name])
+    with pytest.raises(AssertionError):
+        battery(mutant)
+
+
+@pytest.mark.parametrize("name", SURROUNDED)
+def test_surroundings_alone_reject_it(name, tmp_path, monkeypatch):
+    # GPU 上没有逐个地址的核对,只有四周的 NaN 和 CANARY:它们自己也要够用
+    monkeypatch.setattr(testing, "INTERPRETED", False)
+    mutant = load_lesson(LESSONS["matmul_fp32_split"], tmp_path, MUTANTS[name])
+    with pytest.raises(AssertionError, match="误差界|输出之外"):
+        battery(mutant)
