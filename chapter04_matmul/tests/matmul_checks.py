@@ -6,7 +6,7 @@ import mmap
 from unittest import mock
 
 from common import DEVICE, INTERPRETED, check_close, matmul_bound
-from common.testing import CANARY, guarded, inside, load_lesson
+from common.testing import CANARY, LESSONS, guarded, inside, load_lesson
 
 import pytest
 import torch
@@ -375,6 +375,14 @@ def battery(lesson):
     if hasattr(lesson, "add_kernel"):  # 69 段
         with forced(lesson, small_tile(lesson, 16, 32, 16, torch.float32)):
             check(lesson, *matrices(5, 33, 2200, torch.float32, 15))
+
+
+def check_mutant(stem, folder, replace, match=None):
+    """由 lesson 改成的错误的 kernel 必须被拒绝;返回错误 · a wrong kernel is rejected; the error."""
+    mutant = load_lesson(LESSONS[stem], folder, replace)
+    with pytest.raises(AssertionError, match=match) as caught:
+        battery(mutant)
+    return caught.value
 
 
 def redone(lesson, a, b):

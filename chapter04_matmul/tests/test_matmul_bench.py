@@ -283,7 +283,29 @@ def test_contenders():
     assert torch.equal(bench.contenders()["matmul_basic"](a, a), a)
 
 
-def test_measuring_loop(monkeypatch, capsys, tmp_path):
+def same_times(graphs, rounds):
+    """每个参赛者一张 graph 都是 80 µs · 80 µs for the graph of each contender."""
+    return {name: [80.0] * rounds for name in graphs}
+
+
+def rising_times(graphs, rounds):
+    """第 i 个参赛者的是 80·i µs · 80·i µs for the graph of the i-th contender."""
+    return {name: [number * 80.0] * rounds for number, name in enumerate(graphs, 1)}
+
+
+@pytest.fixture
+def invent(monkeypatch):
+    """换掉测量脚本里的名字,版本和 graph 也是编造的 · replace names of the benchmark."""
+
+    def install(fakes):
+        for name, fake in (fakes | {"versions": lambda: VERSIONS}).items():
+            monkeypatch.setattr(bench, name, fake)
+        monkeypatch.setattr(common_bench, "capture", lambda function, pairs: len(pairs))
+
+    return install
+
+
+def test_measuring_loop(invent, capsys, tmp_path):
     """走一遍测量的循环,时间是假的 · the whole loop, with invented times."""
     mm = {"torch.mm": torch.mm, "matmul_basic": torch.mm, "matmul_fp32_split": torch.mm}
     mm["wrong"] = lambda a, b: torch.mm(a, b) + 1
@@ -297,13 +319,10 @@ def test_measuring_loop(monkeypatch, capsys, tmp_path):
     fakes = {
         "SHAPES": [(64, 64, 64), (8, 64, 64)],
         "HERE": tmp_path,
-        "versions": lambda: VERSIONS,
         "contenders": lambda: mm,
         "time_graphs": time_graphs,
     }
-    for name, fake in fakes.items():
-        monkeypatch.setattr(bench, name, fake)
-    monkeypatch.setattr(common_bench, "capture", lambda function, pairs: len(pairs))
+    invent(fakes)
     rows = bench.measure(list(bench.DTYPES))
     assert ",".join(rows[0]) == HEADER
     found = [(row["script_or_peer"], row["dtype"], row["m"]) for row in rows]
@@ -322,7 +341,7 @@ def test_measuring_loop(monkeypatch, capsys, tmp_path):
     assert lines[2].startswith("[1/6] torch.bfloat16 64 64 64: torch.mm 2 µs, matmul_basic 2 µs (")
 
 
-def test_order_part(monkeypatch):
+def test_order_part(monkeypatch, invent):
     """matmul_order.csv 的各行 · the rows of matmul_order.csv, with an invented lesson."""
     small = triton.Config({"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 8})
     large = triton.Config({"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 8}, num_warps=2)
@@ -339,13 +358,10 @@ def test_order_part(monkeypatch):
     fakes = {
         "ORDER_SIZES": [64],
         "GROUP_SIZES": [1, 2],
-        "versions": lambda: VERSIONS,
-        "time_graphs": lambda graphs, rounds: {name: [80.0] * rounds for name in graphs},
+        "time_graphs": same_times,
         "visit_order": lambda M, N, group: [(m, n) for m in range(M) for n in range(N)],
     }
-    for name, fake in fakes.items():
-        monkeypatch.setattr(bench, name, fake)
-    monkeypatch.setattr(common_bench, "capture", lambda function, pairs: len(pairs))
+    invent(fakes)
     rows = bench.measure_order()
     assert ",".join(rows[0]) == ORDER_HEADER
     assert calls == [("kernel", 32, 2, 1), ("kernel", 32, 2, 2)]  # 最大的 tile
@@ -354,23 +370,20 @@ def test_order_part(monkeypatch):
     assert rows[0]["microseconds"] == "2" and rows[0]["tiles_loaded"] == 2 * (2 + 2) * 8
 
 
-def test_split_part(monkeypatch):
+def test_split_part(invent):
     """matmul_split.csv 的各行,每种段数都算对 · the rows; every number of parts is right."""
     fakes = {
         "SPLIT_SHAPES": [(16, 64, 1024)],  # K 只有 4 块,切不成 8 段
         "SPLITS": [1, 2, 4, 8],
-        "versions": lambda: VERSIONS,
-        "time_graphs": lambda graphs, rounds: {name: [80.0] * rounds for name in graphs},
+        "time_graphs": same_times,
     }
-    for name, fake in fakes.items():
-        monkeypatch.setattr(bench, name, fake)
-    monkeypatch.setattr(common_bench, "capture", lambda function, pairs: len(pairs))
+    invent(fakes)
     rows = bench.measure_split()
     assert ",".join(rows[0]) == SPLIT_HEADER
     assert [(row["splits"], row["microseconds"]) for row in rows] == [(1, "2"), (2, "2"), (4, "2")]
 
 
-def test_align_part(monkeypatch):
+def test_align_part(monkeypatch, invent):
     """matmul_align.csv 的各行,抄与不抄都算对 · the rows; copied or not, the result is right."""
     lesson = load_lesson(CHAPTER / "matmul_persistent.py")
     monkeypatch.setitem(sys.modules, "matmul_persistent", lesson)
@@ -384,21 +397,16 @@ def test_align_part(monkeypatch):
     monkeypatch.setattr(lesson, "for_descriptor", spy)
     fakes = {
         "ALIGN_SIZES": [40],
-        "versions": lambda: VERSIONS,
-        "time_graphs": lambda graphs, rounds: {
-            name: [number * 80.0] * rounds for number, name in enumerate(graphs, 1)
-        },
+        "time_graphs": rising_times,
     }
-    for name, fake in fakes.items():
-        monkeypatch.setattr(bench, name, fake)
-    monkeypatch.setattr(common_bench, "capture", lambda function, pairs: len(pairs))
+    invent(fakes)
     (row,) = bench.measure_align()
     assert ",".join(row) == ALIGN_HEADER
     assert list(row.values())[3:] == [40, "2", "4", "6"]
     assert alignments == [16, 16, 128, 128]
 
 
-def test_promote_part(monkeypatch, capsys):
+def test_promote_part(monkeypatch, invent, capsys):
     """matmul_promote.csv 的各行,每种距离都真的算了 · the rows; every distance really ran."""
     lesson = load_lesson(CHAPTER / "matmul_fp32_split.py")
     monkeypatch.setitem(sys.modules, "matmul_fp32_split", lesson)
@@ -422,15 +430,10 @@ def test_promote_part(monkeypatch, capsys):
     fakes = {
         "PROMOTE_SIZES": [256],
         "FLAG_GEMS_SIZE": 256,
-        "versions": lambda: VERSIONS,
         "contenders": lambda: peers,
-        "time_graphs": lambda graphs, rounds: {
-            name: [number * 80.0] * rounds for number, name in enumerate(graphs, 1)
-        },
+        "time_graphs": rising_times,
     }
-    for name, fake in fakes.items():
-        monkeypatch.setattr(bench, name, fake)
-    monkeypatch.setattr(common_bench, "capture", lambda function, pairs: len(pairs))
+    invent(fakes)
     rows = bench.measure_promote()
     assert ",".join(rows[0]) == PROMOTE_HEADER
     assert [row["script_or_peer"] for row in rows] == [*PROMOTED, "torch.mm", "torch.mm TF32"]
