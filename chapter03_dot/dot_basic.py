@@ -16,8 +16,11 @@ import math
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # 仓库根目录,common 在那里
-from common import DEVICE, INTERPRETED, SEED, check_tensors, dot_bound, on_device_of
+# 从这个文件往上找 common(粘贴到 notebook 里时没有 __file__,从当前文件夹找起)
+here = Path(globals().get("__file__", "cell")).resolve()
+sys.path += [str(folder / "common") for folder in here.parents[:3]]
+# 找不到?请在仓库的文件夹里启动 Python · not found? start Python inside the repository
+from triton_course import DEVICE, INTERPRETED, SEED, check_tensors, dot_bound, on_device_of
 
 import torch
 import triton
@@ -124,8 +127,8 @@ def verify():
     sizes = [1000, 100000, 1000000] if INTERPRETED else [1000, 100000, 1000000, 10000000]
     for N in sizes:
         torch.manual_seed(SEED)
-        x = torch.randn(N, device=DEVICE)
-        y = torch.randn(N, device=DEVICE)
+        x = torch.randn(N, device=DEVICE, dtype=torch.float32)
+        y = torch.randn(N, device=DEVICE, dtype=torch.float32)
         result = triton_dot(x, y)
         expected = torch.dot(x, y)
         error = abs(result.item() - torch.dot(x.double(), y.double()).item())

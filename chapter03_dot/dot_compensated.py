@@ -22,8 +22,11 @@ import math
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # 仓库根目录,common 在那里
-from common import DEVICE, INTERPRETED, SEED, check_tensors, on_device_of
+# 从这个文件往上找 common(粘贴到 notebook 里时没有 __file__,从当前文件夹找起)
+here = Path(globals().get("__file__", "cell")).resolve()
+sys.path += [str(folder / "common") for folder in here.parents[:3]]
+# 找不到?请在仓库的文件夹里启动 Python · not found? start Python inside the repository
+from triton_course import DEVICE, INTERPRETED, SEED, check_tensors, on_device_of
 
 import torch
 import triton
@@ -70,7 +73,10 @@ def two_product(a, b, FUSED_FMA: tl.constexpr):
         a2, b2 = a - a1, b - b1
         b3 = high_half(b2)  # FP64 有 53 位,后一半是 27 位,a2·b2 还差一位,再拆一次
         e = (a1 * b1 - p) + a1 * b2 + a2 * b1
-        return p, (e + a2 * b3) + a2 * (b2 - b3)
+        e = (e + a2 * b3) + a2 * (b2 - b3)
+        # 五个部分积都可能下溢,合起来至多错 2.5 个最小的次正规数;p 的半个 ulp 不到这么多时,不补更准
+        tiny = 2.0**-1019 if a.dtype == tl.float64 else 2.0**-123
+        return p, tl.where(tl.abs(p) < tiny, 0.0, e)
 
 
 @triton.jit
@@ -182,7 +188,8 @@ def take_scratch(device, dtype):
     录进 CUDA graph 的启动将来可能在任何 stream 上重放,所以每次录制都拿新的,永不共用。
     """
     stream = None if INTERPRETED else torch.accelerator.current_stream(device).stream_id
-    capturing = not INTERPRETED and torch.cuda.is_current_stream_capturing()
+    backend = torch.get_device_module(device)  # torch.cuda、torch.xpu……不是都有 graph
+    capturing = getattr(backend, "is_current_stream_capturing", lambda: False)()
     key = (device, stream, dtype)
     if not capturing and key in _of_stream:
         return _of_stream[key]
@@ -310,25 +317,26 @@ def ill_conditioned(n, condition, generator):
     """
     half = n // 2
     largest = math.log2(condition) / 2
-    exponents = torch.rand(half, generator=generator, dtype=torch.float64) * largest
+    double = {"dtype": torch.float64, "device": "cpu"}
+    exponents = torch.rand(half, generator=generator, **double) * largest
     exponents[0], exponents[-1] = largest, 0.0
-    x, y = (torch.rand(half, generator=generator, dtype=torch.float64) * 2 - 1 for _ in range(2))
+    x, y = (torch.rand(half, generator=generator, **double) * 2 - 1 for _ in range(2))
     x = (x * 2.0 ** exponents.round()).float().tolist()
     y = (y * 2.0 ** exponents.round()).float().tolist()
     products = [a * b for a, b in zip(x, y, strict=True)]
-    for exponent in torch.linspace(largest, 0, n - half, dtype=torch.float64).round().tolist():
-        a, b = (torch.rand(2, generator=generator, dtype=torch.float64) * 2 - 1).tolist()
-        x.append(torch.tensor(a * 2.0**exponent).float().item())
+    for exponent in torch.linspace(largest, 0, n - half, **double).round().tolist():
+        a, b = (torch.rand(2, generator=generator, **double) * 2 - 1).tolist()
+        x.append(torch.tensor(a * 2.0**exponent, **double).float().item())
         target = b * 2.0**exponent - math.fsum(products)
-        y.append(torch.tensor(target / x[-1], dtype=torch.float64).float().item())
+        y.append(torch.tensor(target / x[-1], **double).float().item())
         products.append(x[-1] * y[-1])
-    order = torch.randperm(n, generator=generator)
-    return tuple(torch.tensor(v, dtype=torch.float32)[order].to(DEVICE) for v in (x, y))
+    order = torch.randperm(n, generator=generator, device="cpu").to(DEVICE)
+    return tuple(torch.tensor(v, dtype=torch.float32, device=DEVICE)[order] for v in (x, y))
 
 
 def verify():
     """对照精确的点积 · check against the exact dot product, on harder and harder vectors."""
-    generator = torch.Generator().manual_seed(SEED)
+    generator = torch.Generator("cpu").manual_seed(SEED)
     u = 2.0**-24
     print("条件数      torch.dot 的相对误差   补偿求和的相对误差   判据")
     for target in [1e1, 1e3, 1e5, 1e7, 1e9, 1e11, 1e13]:
@@ -346,8 +354,8 @@ def verify():
     sizes = [1000, 5000] if INTERPRETED else [1000, 100000, 1000000, 10000000]
     for N in sizes:
         torch.manual_seed(SEED)
-        x = torch.randn(N, device=DEVICE)
-        y = torch.randn(N, device=DEVICE)
+        x = torch.randn(N, device=DEVICE, dtype=torch.float32)
+        y = torch.randn(N, device=DEVICE, dtype=torch.float32)
         result = triton_dot(x, y)
         expected = torch.dot(x, y)
         exact = exact_dot(x, y)

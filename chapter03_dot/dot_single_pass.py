@@ -20,8 +20,11 @@ import math
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # 仓库根目录,common 在那里
-from common import DEVICE, INTERPRETED, SEED, check_tensors, dot_bound, on_device_of
+# 从这个文件往上找 common(粘贴到 notebook 里时没有 __file__,从当前文件夹找起)
+here = Path(globals().get("__file__", "cell")).resolve()
+sys.path += [str(folder / "common") for folder in here.parents[:3]]
+# 找不到?请在仓库的文件夹里启动 Python · not found? start Python inside the repository
+from triton_course import DEVICE, INTERPRETED, SEED, check_tensors, dot_bound, on_device_of
 
 import torch
 import triton
@@ -155,7 +158,8 @@ def take_scratch(device, dtype):
     录进 CUDA graph 的启动将来可能在任何 stream 上重放,所以每次录制都拿新的,永不共用。
     """
     stream = None if INTERPRETED else torch.accelerator.current_stream(device).stream_id
-    capturing = not INTERPRETED and torch.cuda.is_current_stream_capturing()
+    backend = torch.get_device_module(device)  # torch.cuda、torch.xpu……不是都有 graph
+    capturing = getattr(backend, "is_current_stream_capturing", lambda: False)()
     key = (device, stream, dtype)
     if not capturing and key in _of_stream:
         return _of_stream[key]
@@ -254,8 +258,8 @@ def verify():
     sizes = [1000, 100000, 1000000] if INTERPRETED else [1000, 100000, 1000000, 10000000]
     for N in sizes:
         torch.manual_seed(SEED)
-        x = torch.randn(N, device=DEVICE)
-        y = torch.randn(N, device=DEVICE)
+        x = torch.randn(N, device=DEVICE, dtype=torch.float32)
+        y = torch.randn(N, device=DEVICE, dtype=torch.float32)
         result = triton_dot(x, y)
         expected = torch.dot(x, y)
         error = abs(result.item() - torch.dot(x.double(), y.double()).item())
@@ -275,7 +279,7 @@ def verify():
     ours, atomic = set(), set()
     for _ in range(20):
         ours.add(triton_dot(x[:N], y[:N]).item())
-        out = torch.zeros((), device=DEVICE)
+        out = torch.zeros((), device=DEVICE, dtype=torch.float32)
         dot_kernel_atomic[(triton.cdiv(N, BLOCK_SIZE),)](x, y, out, N, BLOCK_SIZE=BLOCK_SIZE)
         atomic.add(out.item())
     print(f"N={N} 运行 20 次,不同的结果: 单次启动 {len(ours)} 种, 浮点 atomic_add {len(atomic)} 种")

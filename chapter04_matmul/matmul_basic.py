@@ -18,8 +18,11 @@
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # 仓库根目录,common 在那里
-from common import DEVICE, INTERPRETED, SEED, check_tensors, on_device_of
+# 从这个文件往上找 common(粘贴到 notebook 里时没有 __file__,从当前文件夹找起)
+here = Path(globals().get("__file__", "cell")).resolve()
+sys.path += [str(folder / "common") for folder in here.parents[:3]]
+# 找不到?请在仓库的文件夹里启动 Python · not found? start Python inside the repository
+from triton_course import DEVICE, INTERPRETED, SEED, check_tensors, on_device_of
 
 import torch
 import triton
@@ -143,8 +146,8 @@ def verify():
     """三种尺寸对照 float64 · three sizes against float64."""
     for size in [32, 100, 257]:  # 能整除和不能整除 BLOCK_SIZE 的尺寸
         torch.manual_seed(SEED)
-        a = torch.randn(size, size, device=DEVICE)
-        b = torch.randn(size, size, device=DEVICE)
+        a = torch.randn(size, size, device=DEVICE, dtype=torch.float32)
+        b = torch.randn(size, size, device=DEVICE, dtype=torch.float32)
         # 解释器逐个执行 program:257 用边长 16 的 tile 要十几秒,所以换成 64
         block_size = 64 if INTERPRETED and size == 257 else 16
         c_triton = matmul(a, b, block_size)

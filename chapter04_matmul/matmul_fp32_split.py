@@ -26,8 +26,11 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # 仓库根目录,common 在那里
-from common import DEVICE, INTERPRETED, SEED, check_tensors, on_device_of
+# 从这个文件往上找 common(粘贴到 notebook 里时没有 __file__,从当前文件夹找起)
+here = Path(globals().get("__file__", "cell")).resolve()
+sys.path += [str(folder / "common") for folder in here.parents[:3]]
+# 找不到?请在仓库的文件夹里启动 Python · not found? start Python inside the repository
+from triton_course import DEVICE, INTERPRETED, SEED, check_tensors, on_device_of
 
 import torch
 import triton
@@ -420,15 +423,16 @@ def verify():
     for M, N, K in sizes if INTERPRETED else [*sizes, (1000, 1000, 1000), (2047, 1025, 8199)]:
         for kind in ["normal", "rows scaled", "K scaled"]:
             torch.manual_seed(SEED)
-            a, b = torch.randn(M, K, device=DEVICE), torch.randn(K, N, device=DEVICE)
+            a = torch.randn(M, K, device=DEVICE, dtype=torch.float32)
+            b = torch.randn(K, N, device=DEVICE, dtype=torch.float32)
             # 2 的幂,从 2^-40 到 2^40
-            scale = 2.0 ** torch.randint(-40, 41, (max(M, K),), device=DEVICE)
+            scale = 2.0 ** torch.randint(-40, 41, (max(M, K),), device=DEVICE).float()
             if kind == "rows scaled":
                 a *= scale[:M, None]
             if kind == "K scaled":  # 乘积不变,可是每一行、每一列里的数都相差太大
                 a, b = a * scale[:K], b / scale[:K, None]
             c_ref = a.double() @ b.double()
-            c = torch.empty(M, N, device=DEVICE)
+            c = torch.empty(M, N, device=DEVICE, dtype=torch.float32)
             redo = launch(a, b, c)
             # 一行一行地比,小的行才看得出来
             error = ((c.double() - c_ref).norm(dim=1) / c_ref.norm(dim=1)).max().item()

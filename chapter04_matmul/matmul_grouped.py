@@ -18,10 +18,14 @@ tile 的形状、流水的级数、warp 数由 triton.autotune 逐个试出来�
 
 import math
 import sys
+import threading
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # 仓库根目录,common 在那里
-from common import DEVICE, INTERPRETED, SEED, check_tensors, on_device_of
+# 从这个文件往上找 common(粘贴到 notebook 里时没有 __file__,从当前文件夹找起)
+here = Path(globals().get("__file__", "cell")).resolve()
+sys.path += [str(folder / "common") for folder in here.parents[:3]]
+# 找不到?请在仓库的文件夹里启动 Python · not found? start Python inside the repository
+from triton_course import DEVICE, INTERPRETED, SEED, check_tensors, on_device_of
 
 import torch
 import triton
@@ -130,6 +134,8 @@ def matmul_kernel(
 
 def time_in_graph(call, quantiles):
     """在 CUDA graph 里计时 · time a launch in a CUDA graph, without the host's overhead."""
+    if threading.active_count() > 1:  # 录制 graph 时,别的线程用 GPU 会出错:改为逐次计时
+        return triton.testing.do_bench(call, quantiles=quantiles)
     torch.cuda.synchronize()  # 计时用另外的 stream:别的 stream 可能还在用 c 的那块内存
     return triton.testing.do_bench_cudagraph(call, quantiles=quantiles)
 
@@ -233,8 +239,8 @@ def verify():
     for dtype in DTYPES:
         for M, N, K in sizes if INTERPRETED else [*sizes, (1000, 1000, 1000), (2047, 1025, 513)]:
             torch.manual_seed(SEED)
-            a = torch.randn(M, K, device=DEVICE).to(dtype)
-            b = torch.randn(K, N, device=DEVICE).to(dtype)
+            a = torch.randn(M, K, device=DEVICE, dtype=torch.float32).to(dtype)
+            b = torch.randn(K, N, device=DEVICE, dtype=torch.float32).to(dtype)
             c_ref = a.double() @ b.double()
             error = ((matmul(a, b).double() - c_ref).norm() / c_ref.norm()).item()
             # 舍入到 dtype 的相对误差最多是 eps 的一半;FP32 累加的误差按 √K 增长

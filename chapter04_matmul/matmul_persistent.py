@@ -20,8 +20,11 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # 仓库根目录,common 在那里
-from common import DEVICE, INTERPRETED, SEED, check_tensors, on_device_of
+# 从这个文件往上找 common(粘贴到 notebook 里时没有 __file__,从当前文件夹找起)
+here = Path(globals().get("__file__", "cell")).resolve()
+sys.path += [str(folder / "common") for folder in here.parents[:3]]
+# 找不到?请在仓库的文件夹里启动 Python · not found? start Python inside the repository
+from triton_course import DEVICE, INTERPRETED, SEED, check_tensors, on_device_of
 
 import torch
 import triton
@@ -236,10 +239,13 @@ def copied(t):
 
 
 def descriptor_can_take(t, alignment=16):
-    """描述符的要求:按行存放,行不重叠,每行从 alignment 字节的整数倍开始 · what TMA can read."""
+    """描述符的要求:按行存放,行不重叠,每行从 alignment 字节的整数倍开始 · what TMA can read.
+
+    行的 stride 还要小于 2^40 字节:描述符里只有这么多位。
+    """
     return (
         t.stride(1) == 1
-        and t.stride(0) >= t.shape[1]
+        and t.shape[1] <= t.stride(0) < 2**40 // t.element_size()
         and t.stride(0) * t.element_size() % alignment == 0
         and t.data_ptr() % alignment == 0
     )
@@ -370,8 +376,8 @@ def verify():
     for dtype in DTYPES:
         for M, N, K in sizes if INTERPRETED else [*sizes, (1000, 1000, 1000), (2047, 1025, 513)]:
             torch.manual_seed(SEED)
-            a = torch.randn(M, K, device=DEVICE).to(dtype)
-            b = torch.randn(K, N, device=DEVICE).to(dtype)
+            a = torch.randn(M, K, device=DEVICE, dtype=torch.float32).to(dtype)
+            b = torch.randn(K, N, device=DEVICE, dtype=torch.float32).to(dtype)
             c_ref = a.double() @ b.double()
             error = ((matmul(a, b).double() - c_ref).norm() / c_ref.norm()).item()
             # 舍入到 dtype 的相对误差最多是 eps 的一半;FP32 累加的误差按 √K 增长

@@ -1,20 +1,8 @@
-"""两章共用的小工具 · what both chapters share.
+"""在仓库的文件夹里也可以 import common · `import common` works in the repository's folder."""
 
-每个 lesson 最先 import 这里:它在 `import triton` 之前选好设备和模式。
-"""
+import sys
+from pathlib import Path
 
-from common.device import DEVICE, INTERPRETED, SEED, describe, on_device_of
-from common.checks import check_tensors
-from common.tolerance import check_close, dot_bound, matmul_bound
+sys.path.append(str(Path(__file__).resolve().parent))
 
-__all__ = [
-    "DEVICE",
-    "INTERPRETED",
-    "SEED",
-    "check_close",
-    "check_tensors",
-    "describe",
-    "dot_bound",
-    "matmul_bound",
-    "on_device_of",
-]
+from triton_course import *  # noqa: E402, F403

@@ -7,7 +7,7 @@
 3. 一张 CUDA graph 录下全部调用,每对输入一次:主机的开销不算在内。
 4. 一轮里参赛者轮流;每次重放之前清空 L2,前后各一个 event。
 
-common/__init__.py 不 import 这里:lesson 用不着。
+common/triton_course.py 不 import 这里:lesson 用不着。
 """
 
 import argparse
@@ -20,8 +20,10 @@ import os
 import subprocess
 import sys
 import time
+from unittest import mock
 
-from common.device import DEVICE, SEED
+from triton_course.device import DEVICE, SEED
+from triton_course.startup import first_line
 
 import numpy as np
 import torch
@@ -43,8 +45,7 @@ def versions():
 
 def report(name, error):
     """没有时间的参赛者只有一行 · one line for a contender that gets no time."""
-    line = (str(error).strip() or type(error).__name__).splitlines()[0]
-    print(f"{name} 没有时间 · gets no time: {line}", flush=True)
+    print(f"{name} 没有时间 · gets no time: {first_line(error)}", flush=True)
 
 
 def lessons(folder, styles):
@@ -217,10 +218,11 @@ def style(styles, name):
 
 
 def pyplot():
-    """不需要屏幕的 pyplot · matplotlib's pyplot, drawing into files."""
-    import matplotlib
-
-    matplotlib.use("Agg")
+    """画进文件的 pyplot,与用户的设置无关 · pyplot that draws into files, whatever the settings."""
+    with mock.patch.dict(os.environ, MPLBACKEND="agg"):  # notebook 设的 backend 可能没有装
+        import matplotlib
+    matplotlib.rcdefaults()  # matplotlibrc 里也许要 LaTeX、别的字体和大小
+    matplotlib.use("agg")
     from matplotlib import pyplot
 
     return pyplot
@@ -237,7 +239,8 @@ def save(figure, path, row):
 
 def command_line(doc):
     """有 --draw-only 的命令行 · a command line that knows --draw-only."""
-    parser = argparse.ArgumentParser(description=doc.splitlines()[0], allow_abbrev=False)
+    summary = (doc or "").partition("\n")[0]  # python -OO 去掉了说明
+    parser = argparse.ArgumentParser(description=summary, allow_abbrev=False)
     text = "由已有的 CSV 画图、打印表格 · draw and print from the kept CSVs"
     parser.add_argument("--draw-only", action="store_true", help=text)
     return parser
@@ -257,14 +260,21 @@ def run(folder, parts, draw, tables, draw_only):
         sys.exit("测量需要 GPU (CUDA),--draw-only 不需要 · measuring needs a GPU, --draw-only none")
     if importlib.util.find_spec("matplotlib") is None:
         sys.exit("缺少 matplotlib · matplotlib is missing: pip install matplotlib")
-    if not draw_only:
-        if not os.access(folder, os.W_OK):
-            sys.exit(
-                f"不能写 {folder},请换一个可写的副本 · cannot write there: use a writable copy"
-            )
-        measure_parts(folder, parts)
-    for name in parts:
-        if not (folder / name).exists() or not read_rows(folder / name):
-            sys.exit(f"{name} 没有数据,请先在 GPU 上测量 · {name} has no data: measure on a GPU")
-    draw(folder)
+    if not os.access(folder, os.W_OK):
+        sys.exit(f"不能写 {folder},请换一个可写的副本 · cannot write there: use a writable copy")
+    try:
+        if not draw_only:
+            measure_parts(folder, parts)
+        for name in parts:
+            if not (folder / name).exists() or not read_rows(folder / name):
+                sys.exit(
+                    f"{folder / name} 没有数据,请用 git checkout 取回,或在 GPU 上测量 · "
+                    f"it has no data: git checkout it, or measure on a GPU"
+                )
+        draw(folder)
+    except OSError as error:  # 例如磁盘已满
+        sys.exit(
+            f"不能写 {folder}({first_line(error)}),请腾出空间或换一个可写的副本 · "
+            f"cannot write there: make room, or use a writable copy"
+        )
     print(tables(folder), end="")

@@ -1,31 +1,45 @@
-"""启动之前检查输入 · check the inputs before anything is launched."""
+"""启动之前检查输入 · check the inputs before anything is launched.
+
+kernel 只拿到一个地址。没有内存的张量地址是 0,storage 不够大的会读到别处:在 GPU 上,一次非法访问
+就毁掉整个进程的 CUDA context。所以在别的代码看它之前,先查清楚它是不是普通的张量。
+"""
 
 import torch
+from torch.autograd import forward_ad
 
-from common.device import DEVICE, INTERPRETED
+from triton_course.device import DEVICE, INTERPRETED
 
 
 def check_tensors(dtypes, **tensors):
     """检查几个输入能否一起交给 kernel · check that the inputs can go to one kernel together.
+
+    普通的张量、nn.Parameter、与它们共用内存的子类都可以。torch.compile 追踪时还没有内存,也就不查。
 
     Args:
         dtypes: 允许的 torch.dtype 元组。
         tensors: 名字 = 张量,例如 `x=x, y=y`;名字会出现在错误信息里。
 
     Raises:
-        TypeError: 不是 torch.Tensor、不是 strided 布局、dtype 不被允许、或彼此 dtype 不同。
-        ValueError: 不在同一设备、不在 kernel 运行的设备上、或在 grad 模式下 requires_grad。
+        TypeError: 不是 torch.Tensor、不是 strided 布局、dtype 不被允许、彼此 dtype 不同、或没有
+            自己的内存(FakeTensor、DTensor 等子类,torch.func 和 torch.export 的替身)。
+        ValueError: 不在同一设备、不在 kernel 运行的设备上、在 grad 模式下 requires_grad、带有前向
+            模式的切线 (tangent)、storage 比形状和 stride 需要的小、或正在被追踪。
     """
+    compiling = torch.compiler.is_dynamo_compiling()
+    first = None
     for name, t in tensors.items():
         if not isinstance(t, torch.Tensor):
+            chinese, english = _how_to_convert(t)
             raise TypeError(
-                f"{name} 的类型是 {type(t).__name__},应为 torch.Tensor,请用 torch.as_tensor 转换 · "
-                f"{name} is a {type(t).__name__}, expected a torch.Tensor: use torch.as_tensor"
+                f"{name} 的类型是 {type(t).__name__},应为 torch.Tensor,{chinese} · "
+                f"{name} is a {type(t).__name__}, expected a torch.Tensor: {english}"
             )
-        if t.layout is not torch.strided:
+        if t.layout is not torch.strided or t.is_nested:
+            layout = "nested" if t.is_nested else t.layout
+            convert = f"{name}.to_padded_tensor(0.0)" if t.is_nested else f"{name}.to_dense()"
             raise TypeError(
-                f"{name} 的布局是 {t.layout},应为 torch.strided,请先 {name}.to_dense() · "
-                f"{name} has layout {t.layout}, expected torch.strided: call {name}.to_dense()"
+                f"{name} 的布局是 {layout},应为 torch.strided,请先 {convert} · "
+                f"{name} has layout {layout}, expected torch.strided: call {convert}"
             )
         if t.dtype not in dtypes:
             allowed = ", ".join(str(dtype) for dtype in dtypes)
@@ -33,38 +47,119 @@ def check_tensors(dtypes, **tensors):
                 f"{name} 的 dtype 是 {t.dtype},应为 {allowed} 之一,请先 {name}.to(...) · "
                 f"{name} has dtype {t.dtype}, expected one of {allowed}: convert it with .to(...)"
             )
+        if first is None:
+            first, dtype, device = name, t.dtype, t.device
+            _check_place(name, t, compiling)
+        elif t.dtype is not dtype:
+            raise TypeError(
+                f"{first}、{name} 的 dtype 是 {dtype}, {t.dtype},应当相同,请用 .to(...) 统一 · "
+                f"{first} and {name} have dtypes {dtype}, {t.dtype}, expected the same: "
+                f"convert one of them"
+            )
+        elif t.device != device:
+            raise ValueError(
+                f"{first}、{name} 在设备 {device}, {t.device} 上,应在同一设备,"
+                f"请用 .to(device) 移到一起 · {first} and {name} are on {device}, {t.device}, "
+                f"expected one device: move one with .to(device)"
+            )
+        if not compiling:
+            _check_memory(name, t)
+            # 公开的 unpack_dual 要花整个检查的三分之一,所以先看有没有进入 dual_level
+            if t.requires_grad or forward_ad._current_level >= 0:
+                _check_no_gradient(name, t)
 
-    names, english_names = "、".join(tensors), " and ".join(tensors)
-    if len({t.dtype for t in tensors.values()}) > 1:
-        found_dtypes = ", ".join(str(t.dtype) for t in tensors.values())
-        raise TypeError(
-            f"{names} 的 dtype 是 {found_dtypes},应当相同,请用 .to(...) 统一 · "
-            f"{english_names} have dtypes {found_dtypes}, expected the same: convert one of them"
-        )
-    if len({t.device for t in tensors.values()}) > 1:
-        found_devices = ", ".join(str(t.device) for t in tensors.values())
+
+def _how_to_convert(t):
+    """怎样变成张量 · how to make a tensor of it: (中文, English)."""
+    call = "torch.as_tensor({})"
+    if hasattr(t, "to_numpy"):  # pandas 等的表:torch.as_tensor 不收
+        call = "torch.as_tensor({}.to_numpy())"
+    elif hasattr(t, "__dlpack__") and not hasattr(t, "__array__"):
+        call = "torch.from_dlpack({})"
+    return f"请用 {call.format('…')} 转换", f"use {call.format('it')}"
+
+
+def _check_place(name, t, compiling):
+    """在 kernel 运行的设备上,没有谁在追踪 · on the kernels' device, and nobody is tracing."""
+    if INTERPRETED and not t.is_cpu:
         raise ValueError(
-            f"{names} 在设备 {found_devices} 上,应在同一设备,请用 .to(device) 移到一起 · "
-            f"{english_names} are on {found_devices}, expected one device: "
-            f"move one with .to(device)"
+            f"{name} 在 {t.device} 上,解释器模式应为 cpu,请先 {name}.cpu() · "
+            f"{name} is on {t.device}, the interpreter expects cpu: call {name}.cpu()"
+        )
+    if not INTERPRETED and (t.is_cpu or t.is_meta):
+        wanted = DEVICE if DEVICE.type != "cpu" else "GPU"
+        raise ValueError(
+            f"{name} 在 {t.device} 上,编译模式应为 {wanted},请移过去或设 TRITON_INTERPRET=1 · "
+            f"{name} is on {t.device}, compiled kernels expect {wanted}: "
+            f"move it there, or set TRITON_INTERPRET=1"
+        )
+    tracer = (torch.compiler.is_exporting() and "torch.export") if compiling else _tracer(t)
+    if tracer:
+        raise ValueError(
+            f"正在 {tracer} 里,它看不见 Triton 的 kernel,请在外面调用 · "
+            f"inside {tracer}, which cannot see Triton kernels: call it outside"
         )
 
-    for name, t in tensors.items():
-        if INTERPRETED and t.device.type != "cpu":
-            raise ValueError(
-                f"{name} 在 {t.device} 上,解释器模式应为 cpu,请先 {name}.cpu() · "
-                f"{name} is on {t.device}, the interpreter expects cpu: call {name}.cpu()"
-            )
-        if not INTERPRETED and t.device.type in ("cpu", "meta"):
-            wanted = DEVICE if DEVICE.type != "cpu" else "GPU"
-            raise ValueError(
-                f"{name} 在 {t.device} 上,编译模式应为 {wanted},请移过去或设 TRITON_INTERPRET=1 · "
-                f"{name} is on {t.device}, compiled kernels expect {wanted}: "
-                f"move it there, or set TRITON_INTERPRET=1"
-            )
-        if t.requires_grad and torch.is_grad_enabled():
-            raise ValueError(
-                f"{name} 的 requires_grad=True,而这里没有定义梯度,请用 {name}.detach() 或 "
-                f"torch.no_grad() · {name} has requires_grad=True but no gradient is defined here: "
-                f"use {name}.detach() or torch.no_grad()"
-            )
+
+def _check_memory(name, t):
+    """t 有自己的内存,而且足够大 · t has memory of its own, and enough of it."""
+    try:
+        address = t.data_ptr()
+        if t.is_contiguous():
+            length = t.nbytes
+        else:  # 最后一个元素离第一个多远
+            length = t.itemsize
+            for n, stride in zip(t.shape, t.stride(), strict=True):
+                length += (n - 1) * stride * t.itemsize
+        needed = t.storage_offset() * t.itemsize + length
+        found = t.untyped_storage().nbytes()
+    except Exception:  # 各种替身抛出的异常不同
+        address, length, needed, found = 0, 1, 0, 0
+    if needed > found and t.numel():  # 空的张量什么也不读
+        raise ValueError(
+            f"{name} 的 storage 有 {found} 字节,形状和 stride 需要 {needed} 字节,它被 resize_ 过吗?"
+            f"请重新分配 · {name} has a storage of {found} bytes, its shape and strides need "
+            f"{needed}: was it resized? allocate it anew"
+        )
+    if address == 0 and length:
+        raise TypeError(
+            f"{name} 的类型是 {type(t).__name__},没有自己的内存(torch.func、torch.export 的替身,"
+            f"或包装的子类),请传入里面的普通张量 · {name} is a {type(t).__name__} without memory "
+            f"of its own (a stand-in of torch.func or torch.export, or a wrapper subclass): "
+            f"pass the plain tensor inside"
+        )
+
+
+def _check_no_gradient(name, t):
+    """没有谁等着求导 · nobody expects a derivative of the result."""
+    if t.requires_grad and torch.is_grad_enabled():
+        raise ValueError(
+            f"{name} 的 requires_grad=True,而这里没有定义梯度,请用 {name}.detach() 或 "
+            f"torch.no_grad() · {name} has requires_grad=True but no gradient is defined here: "
+            f"use {name}.detach() or torch.no_grad()"
+        )
+    if forward_ad.unpack_dual(t).tangent is not None:
+        primal = f"torch.autograd.forward_ad.unpack_dual({name}).primal"
+        raise ValueError(
+            f"{name} 带有切线 (tangent),而这里没有定义前向模式的导数,请用 {primal} · "
+            f"{name} carries a tangent but no forward-mode derivative is defined here: "
+            f"use {primal}"
+        )
+
+
+def _tracer(t):
+    """谁在追踪、变换 torch 的运算,却看不见 kernel · who records operations but misses kernels."""
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return "torch.func"
+    if torch._C._is_tracing():
+        return "torch.jit.trace"
+    if torch._C._len_torch_dispatch_stack() and _is_fake_or_recorded(t.device):
+        return "torch.export / make_fx / FakeTensorMode"
+    return None
+
+
+def _is_fake_or_recorded(device):
+    """现在分配的张量有没有内存、会不会被记录 · would a new tensor be fake, or recorded."""
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+    return type(torch.empty(0, device=device)) is not torch.Tensor or get_proxy_mode() is not None

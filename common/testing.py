@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from unittest import mock
 
-from common.device import DEVICE, INTERPRETED
+from triton_course.device import DEVICE, INTERPRETED
 
 import numpy as np
 import pytest
@@ -26,9 +26,31 @@ torch.set_num_threads(1)  # 张量很小:多线程反而要互相等,机器忙�
 CANARY = -7776.0  # 在 float16 和 bfloat16 里也精确
 compiled_only = pytest.mark.skipif(INTERPRETED, reason="解释器里太慢或不适用;在 GPU 上运行")
 # 性质测试的例子数;想更彻底:EXAMPLES=5000 bash run_all.sh --test
-EXAMPLES = int(os.environ.get("EXAMPLES", "200"))
+EXAMPLES = os.environ.get("EXAMPLES") or "200"
+if not EXAMPLES.isdecimal() or int(EXAMPLES) == 0:
+    pytest.exit(
+        f"EXAMPLES={EXAMPLES},应为正整数,例如 5000 · EXAMPLES={EXAMPLES}, expected a positive "
+        f"integer such as 5000",
+        returncode=2,
+    )
+EXAMPLES = int(EXAMPLES)
 # 每个 lesson:名字 → 路径
 LESSONS = {p.stem: p for p in sorted(Path(__file__).resolve().parents[1].glob("chapter*/*.py"))}
+
+
+@contextlib.contextmanager
+def other_defaults():
+    """用户改了默认的 dtype 和设备 · the user's own default dtype and device.
+
+    没有写明设备的张量都落在 meta 上(没有内存),没有写明 dtype 的都是 float64,于是看得出来。
+    """
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.device("meta"):
+            yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def _patch_when_needed(fn, patch=interpreter._patch_lang):
@@ -230,8 +252,8 @@ def load_lesson(path, folder=None, replace=()):
             raise AssertionError(f"{path.name} 里 {old!r} 出现 {source.count(old)} 次,应为 1 次")
         source = source.replace(old, new)
     if replace:
-        # 源码里用 __file__ 找仓库根目录,换了文件夹也要找得到
-        source = source.replace("Path(__file__)", f"Path({str(path)!r})")
+        # 源码里用 __file__ 找 common,换了文件夹也要找得到
+        source = source.replace('globals().get("__file__", "cell")', repr(str(path)))
         path = folder / path.name
         path.write_text(source, encoding="utf-8")
     spec = importlib.util.spec_from_file_location(path.stem, path)

@@ -123,7 +123,7 @@ def check_close(got, expected, bound, tile=None, dtype=torch.float32):
             f"the result is {tuple(got.shape)} {got.dtype}, "
             f"expected {tuple(expected.shape)} {dtype}"
         )
-    bound = torch.as_tensor(bound)
+    bound = torch.as_tensor(bound, device=got.device)
     if not bool((bound >= 0).all()):
         raise ValueError(
             f"bound 里的最小值是 {bound.min().item()},应当不是负数或 NaN,请检查算界的输入 · "

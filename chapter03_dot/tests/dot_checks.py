@@ -4,8 +4,8 @@ import math
 from fractions import Fraction
 from unittest import mock
 
-from common import DEVICE, check_close, dot_bound
-from common.testing import guarded, inside
+from triton_course import DEVICE, check_close, dot_bound
+from triton_course.testing import guarded, inside
 
 import numpy as np
 import torch

@@ -2,7 +2,7 @@
 
 import dot_basic
 import pytest
-from common import DEVICE, check_close, dot_bound
+from triton_course import DEVICE, check_close, dot_bound
 
 import torch
 

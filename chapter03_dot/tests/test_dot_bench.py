@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from common import INTERPRETED
-from common import bench as common_bench
-from common.testing import check_without_gpu, load_lesson
+from triton_course import INTERPRETED
+from triton_course import bench as common_bench
+from triton_course.testing import check_without_gpu, load_lesson
 
 CHAPTER = Path(__file__).resolve().parents[1]
 SCRIPT = CHAPTER / "bench/bench_dot.py"

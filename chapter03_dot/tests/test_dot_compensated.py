@@ -6,7 +6,7 @@ from fractions import Fraction
 import dot_basic
 import dot_compensated
 import pytest
-from common import DEVICE
+from triton_course import DEVICE
 from dot_checks import chain, check_twice_the_precision, num_programs
 
 import torch
@@ -111,6 +111,31 @@ def test_narrow_inputs_are_within_one_ulp(dtype):
     exact = dot_compensated.exact_dot(x.float(), y.float())
     ulp = 2.0 ** (math.floor(math.log2(abs(exact))) - 23)
     assert abs(dot_compensated.triton_dot(x, y).item() - exact) <= ulp
+
+
+# 最小的次正规数、最小的正规数,2 的几次方 · smallest subnormal and normal numbers
+TINY = {torch.float32: (-149, -126), torch.float64: (-1074, -1022)}
+
+
+@pytest.mark.parametrize("dtype", TINY, ids=str)
+def test_tiny_products_are_as_exact_as_rounding_once(dtype):
+    smallest, normal = TINY[dtype]
+    generator = torch.Generator("cpu").manual_seed(4)
+    for exponent in range(smallest - 2, normal + 12):
+        for _ in range(4):
+            x, y = ((torch.rand(1, generator=generator, dtype=torch.float64) + 1) for _ in range(2))
+            x = (x * 2.0 ** (exponent // 2)).to(dtype)
+            y = (y * 2.0 ** (exponent - exponent // 2)).to(dtype)
+            exact = Fraction(x.item()) * Fraction(y.item())
+            got = Fraction(dot_compensated.triton_dot(x.to(DEVICE), y.to(DEVICE)).item())
+            # 乘积舍入一次:半个 ulp,次正规数的 ulp 是最小的次正规数
+            size = exact.numerator.bit_length() - exact.denominator.bit_length()
+            bound = Fraction(2) ** (max(size, normal) + smallest - normal - 1)
+            # 舍掉的零头自己也下溢:fma 一次;拆分的乘法五次,p 小于 2^(normal + 3) 时不用它
+            fused = dot_compensated.FUSED_FMA
+            if size >= (normal if fused else normal + 3):
+                bound += Fraction(2) ** (smallest - 1) * (1 if fused else 5)
+            assert abs(got - exact) <= bound, (x.item(), y.item())
 
 
 def test_inf_where_the_sum_overflows():

@@ -4,8 +4,8 @@
 """
 
 import pytest
-from common import INTERPRETED
-from common.testing import LESSONS, load_lesson
+from triton_course import INTERPRETED
+from triton_course.testing import LESSONS, load_lesson
 from dot_checks import battery
 
 TF32_X = (

@@ -3,8 +3,8 @@
 from unittest import mock
 
 import pytest
-from common import INTERPRETED, check_close, dot_bound
-from common.testing import EXAMPLES, LESSONS, load_lesson, wild_values
+from triton_course import INTERPRETED, check_close, dot_bound
+from triton_course.testing import EXAMPLES, LESSONS, load_lesson, wild_values
 from dot_checks import chain, reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,7 +21,7 @@ STEMS = [path.stem for path in LESSONS.values() if path.parent.name == "chapter0
 def test_any_input(stem):
     lesson = load_lesson(LESSONS[stem])
 
-    @settings(max_examples=EXAMPLES, deadline=None, database=None)
+    @settings(max_examples=EXAMPLES, deadline=None, database=None, print_blob=True)
     @given(st.data())
     def property_holds(data):
         slow = INTERPRETED and stem == "dot_compensated"  # 解释器里一对一对地合并

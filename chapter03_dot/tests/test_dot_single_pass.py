@@ -1,10 +1,11 @@
 """单次启动的两个 lesson 共有的性质 · what the two lessons with one launch promise."""
 
+import types
 from unittest import mock
 
 import pytest
-from common import DEVICE, INTERPRETED, check_close, dot_bound
-from common.testing import LESSONS, compiled_only, load_lesson
+from triton_course import DEVICE, INTERPRETED, check_close, dot_bound
+from triton_course.testing import LESSONS, compiled_only, load_lesson
 from dot_checks import chain, check_large, num_programs, reference, vectors
 
 import torch
@@ -70,6 +71,29 @@ def test_scratch_holds_every_partial(lesson):
                 assert lesson.choose(N, contiguous, DEVICE)[0] <= len(partial)
     else:
         assert 2 * num_programs(lesson) <= len(partial)
+
+
+def test_accelerator_without_graphs(lesson, monkeypatch):
+    # 例如 Intel 的 GPU,而 torch 没有 CUDA:问正在用的那个 backend
+    def refuse():
+        raise AssertionError("Torch not compiled with CUDA enabled")
+
+    backend = types.SimpleNamespace(get_device_properties=lambda device: None)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", refuse)
+    monkeypatch.setattr(torch, "get_device_module", lambda device: backend)
+    monkeypatch.setattr(lesson, "multiprocessors", lambda device: 2)
+    check_large(lesson, many(lesson))
+
+
+def test_recorded_launches_never_share(lesson, monkeypatch):
+    backend = types.SimpleNamespace(is_current_stream_capturing=lambda: True)
+    monkeypatch.setattr(torch, "get_device_module", lambda device: backend)
+    monkeypatch.setattr(lesson, "multiprocessors", lambda device: 2)
+    (partial, counter), (other_partial, other_counter) = (
+        lesson.take_scratch(DEVICE, torch.float32) for _ in range(2)
+    )
+    assert partial.data_ptr() != other_partial.data_ptr()
+    assert counter.data_ptr() != other_counter.data_ptr()
 
 
 def test_counters_outlive_the_stock(lesson):

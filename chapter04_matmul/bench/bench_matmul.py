@@ -43,9 +43,9 @@ from pathlib import Path
 from unittest import mock
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent)]  # common 和 lesson 在那里
-from common import DEVICE, SEED
-from common.bench import (
+sys.path[:0] = [str(HERE.parents[1] / "common"), str(HERE.parent)]
+from triton_course import DEVICE, SEED
+from triton_course.bench import (
     add_flag_gems,
     by_name,
     capture_all,

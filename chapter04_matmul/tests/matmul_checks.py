@@ -5,8 +5,8 @@ import math
 import mmap
 from unittest import mock
 
-from common import DEVICE, INTERPRETED, check_close, matmul_bound
-from common.testing import CANARY, LESSONS, guarded, inside, load_lesson
+from triton_course import DEVICE, INTERPRETED, check_close, matmul_bound
+from triton_course.testing import CANARY, LESSONS, guarded, inside, load_lesson
 
 import pytest
 import torch
@@ -312,6 +312,9 @@ def check_descriptor_rule(lesson, dtype, alignment=16):
         (t[:1].expand(40, -1), True),
         (t[:, :1].expand(-1, 40), True),
         (t.as_strided((30, aligned + 1), (aligned, 1)), True),  # 行重叠
+        (t.as_strided((1, 40), (2**40 // dtype.itemsize - aligned, 1)), False),
+        (t.as_strided((1, 40), (2**40 // dtype.itemsize, 1)), True),  # 行的 stride 太大
+        (t.as_strided((1, 40), (2**41, 1)).t(), True),
     ]:
         taken, by_columns = lesson.for_descriptor(view, *[alignment] * hasattr(lesson, "LARGE"))
         of = f"{dtype} {tuple(view.shape)}, stride {view.stride()}"
@@ -323,6 +326,10 @@ def check_descriptor_rule(lesson, dtype, alignment=16):
             assert taken.untyped_storage().nbytes() <= view.numel() * dtype.itemsize + extra, of
         assert taken.stride(0) * dtype.itemsize % alignment == 0, of
         assert taken.data_ptr() % min(alignment, 64) == 0, of
+    for step in [2**40 // dtype.itemsize - aligned, 2**41]:
+        row = t.as_strided((1, 40), (step, 1))
+        check(lesson, row, t[:40, :33])
+        check(lesson, t[:33, :40], row.t())
 
 
 def check_large(lesson):

@@ -3,8 +3,8 @@
 import math
 
 import pytest
-from common import DEVICE, INTERPRETED
-from common.testing import LESSONS, compiled_only, inside, load_lesson
+from triton_course import DEVICE, INTERPRETED
+from triton_course.testing import LESSONS, compiled_only, inside, load_lesson, other_defaults
 from matmul_checks import (
     DTYPES,
     OUT_DTYPES,
@@ -335,7 +335,8 @@ def test_too_long(lesson):
 
 
 def test_verify(tuned, capsys):
-    tuned.verify()
+    with other_defaults():
+        tuned.verify()
     out = capsys.readouterr().out
     lines = [f"size={n}: OK, max_diff=" for n in [32, 100, 257]]
     if is_fp32(tuned):

@@ -4,8 +4,8 @@ import math
 
 import matmul_basic
 import pytest
-from common import DEVICE
-from common.testing import inside
+from triton_course import DEVICE
+from triton_course.testing import inside
 from matmul_checks import check, check_kernel_on_rectangle, check_rejected, matrices
 
 import torch

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from common import DEVICE, INTERPRETED
-from common import bench as common_bench
-from common.testing import check_without_gpu, load_lesson
+from triton_course import DEVICE, INTERPRETED
+from triton_course import bench as common_bench
+from triton_course.testing import check_without_gpu, load_lesson
 
 import triton
 

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import matmul_fp32_split
 import pytest
-from common import DEVICE, INTERPRETED, matmul_bound, testing
-from common.testing import compiled_only, inside
+from triton_course import DEVICE, INTERPRETED, matmul_bound, testing
+from triton_course.testing import compiled_only, inside
 from matmul_checks import (
     battery,
     check,

@@ -1,8 +1,11 @@
 """只有分组次序、自动调优的 lesson 才有的性质 · grouped order and autotuning."""
 
+import functools
+import threading
+
 import matmul_grouped
 import pytest
-from common import DEVICE
+from triton_course import DEVICE
 from matmul_grouped import grouped_order
 
 import torch
@@ -29,6 +32,19 @@ def test_tiles_of_a_group_come_one_after_another(rows, columns, group):
         for row in range(first, min(first + group, rows))
     ]
     assert out.tolist() == expected
+
+
+@pytest.mark.parametrize("threads, called", [(1, "do_bench_cudagraph"), (2, "do_bench")])
+def test_no_graph_is_captured_while_other_threads_run(threads, called, monkeypatch):
+    # 录制时,别的线程分配内存、同步都会出错;只有一个线程才录制
+    calls = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(threading, "active_count", lambda: threads)
+    for name in ["do_bench", "do_bench_cudagraph"]:
+        record = functools.partial(lambda name, call, quantiles: calls.append(name), name)
+        monkeypatch.setattr(triton.testing, name, record)
+    matmul_grouped.time_in_graph(lambda: None, quantiles=(0.5, 0.2, 0.8))
+    assert calls == [called]
 
 
 @pytest.mark.parametrize("dtype", matmul_grouped.DTYPES, ids=str)

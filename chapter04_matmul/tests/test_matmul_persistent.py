@@ -2,7 +2,7 @@
 
 import matmul_persistent
 import pytest
-from common import DEVICE
+from triton_course import DEVICE
 from matmul_checks import (
     DTYPES,
     check,

@@ -3,7 +3,7 @@
 import contextlib
 
 import pytest
-from common.testing import EXAMPLES, LESSONS, wild_values
+from triton_course.testing import EXAMPLES, LESSONS, wild_values
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from matmul_checks import (
@@ -39,7 +39,7 @@ def test_any_input(stem):
     lesson = load_untuned(LESSONS[stem])
     share = 1 if is_basic(lesson) else 2  # 新的几个有很多相同的代码,各试一半
 
-    @settings(max_examples=EXAMPLES // share, deadline=None, database=None)
+    @settings(max_examples=EXAMPLES // share, deadline=None, database=None, print_blob=True)
     @given(st.data())
     def property_holds(data):
         M, N, K = (data.draw(st.integers(0, ROWS), label=name) for name in "MNK")

@@ -4,8 +4,8 @@ import math
 
 import matmul_split_k
 import pytest
-from common import DEVICE
-from common.testing import inside
+from triton_course import DEVICE
+from triton_course.testing import inside
 from matmul_checks import DTYPES, check, check_descriptor_rule, matrices, small_tile
 
 import torch

@@ -20,11 +20,11 @@ import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
-import common
+import triton_course
 
 import torch
 import triton
-from common.testing import load_lesson
+from triton_course.testing import load_lesson
 from triton.backends.compiler import GPUTarget
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction
@@ -274,6 +274,6 @@ def compile_lesson(path, target, shared, only):
 
 
 if __name__ == "__main__":
-    common.check_tensors = lambda *args, **kwargs: None  # 它拒绝 meta 张量
+    triton_course.check_tensors = lambda *args, **kwargs: None  # 它拒绝 meta 张量
     with multiprocessing.get_context("fork").Pool(os.cpu_count()) as pool:
         print(json.dumps(pool.starmap(compile_lesson, json.loads(sys.argv[1]), chunksize=1)))

@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / folder) for folder in (".", "chapter03_dot", "chapter04_matmul")]
+sys.path[:0] = [str(ROOT / folder) for folder in ("common", "chapter03_dot", "chapter04_matmul")]
 sys.path.append(str(ROOT / "chapter03_dot/tests"))
-from common import DEVICE, INTERPRETED, describe, dot_bound, matmul_bound
+from triton_course import DEVICE, INTERPRETED, describe, dot_bound, matmul_bound
 
 import dot_basic
 import matmul_basic

@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from common.testing import LESSONS, load_lesson
+from triton_course.testing import LESSONS, load_lesson
 
 WORKER = Path(__file__).with_name("compile_worker.py")
 ROOT = WORKER.parents[2]
@@ -35,7 +35,7 @@ HAS_TMA = ("sm_90", "sm_100", "sm_120")
 def compile_ahead(tasks):
     """编译 [(lesson, 目标, case 里要有的文字), …] · run the worker; a result for each task."""
     tasks = [[str(path), target, SHARED[target], only] for path, target, only in tasks]
-    paths = [str(ROOT), *map(str, ROOT.glob("chapter*"))]
+    paths = [str(ROOT / "common"), *map(str, ROOT.glob("chapter*"))]
     paths += filter(None, [os.environ.get("PYTHONPATH")])
     with tempfile.TemporaryDirectory() as cache:
         done = subprocess.run(

@@ -5,8 +5,8 @@ import subprocess
 import sys
 
 import pytest
-from common import INTERPRETED
-from common.testing import LESSONS
+from triton_course import INTERPRETED
+from triton_course.testing import LESSONS
 
 
 @pytest.mark.skipif(INTERPRETED, reason="解释器不编译,没有缓存可争 · nothing is compiled")

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from common.testing import LESSONS
+from triton_course.testing import LESSONS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -154,7 +154,7 @@ def steps_out_of_order(source):
 
 def imports_beyond_the_course(source):
     """模块一级只 import 标准库和没有 GPU 也能 import 的几个包。"""
-    allowed = sys.stdlib_module_names | {"common", "torch", "triton", "numpy"} | set(LESSONS)
+    allowed = sys.stdlib_module_names | {"triton_course", "torch", "triton", "numpy"} | set(LESSONS)
     problems = []
     pending = list(ast.parse(source).body)
     while pending:

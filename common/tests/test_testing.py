@@ -3,8 +3,8 @@
 import math
 
 import pytest
-from common import DEVICE, INTERPRETED
-from common.testing import CANARY, LESSONS, guarded, inside, load_lesson
+from triton_course import DEVICE, INTERPRETED
+from triton_course.testing import CANARY, LESSONS, guarded, inside, load_lesson
 
 import torch
 import triton

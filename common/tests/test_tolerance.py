@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from common import check_close, dot_bound, matmul_bound
+from triton_course import check_close, dot_bound, matmul_bound
 
 import torch
 

@@ -1,0 +1,210 @@
+"""不能交给 kernel 的输入 · inputs that no kernel may get: refused before any launch."""
+
+from unittest import mock
+
+import pytest
+from triton_course import DEVICE, INTERPRETED, check_tensors
+from triton_course.testing import LESSONS, load_lesson
+
+import numpy as np
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.masked import masked_tensor
+from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils.flop_counter import FlopCounterMode
+from triton.runtime.interpreter import InterpretedFunction
+from triton.runtime.jit import JITFunction
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # 许多替身还是试验性的,torch 会警告
+
+
+class Plain(torch.Tensor):
+    """与普通张量共用内存的子类 · a subclass that shares a plain tensor's memory."""
+
+
+class Frame:
+    """像 pandas 的表 · like a DataFrame: torch.as_tensor does not take it."""
+
+    def to_numpy(self):
+        return np.ones(8)
+
+
+class Foreign:
+    """像别的库的数组 · like an array of another library, on its GPU."""
+
+    def __dlpack__(self):
+        raise NotImplementedError
+
+
+def resized(t, size):
+    """storage 只剩 size 字节 · a tensor whose storage was resized under it."""
+    t.untyped_storage().resize_(size)
+    return t
+
+
+def fake(t):
+    with FakeTensorMode() as mode:
+        return mode.from_tensor(t)
+
+
+@pytest.fixture(params=LESSONS)
+def lesson(request):
+    """(lesson 的函数, 一个它收的输入) · the lesson's function, and an input that it takes."""
+    module = load_lesson(LESSONS[request.param])
+    if hasattr(module, "triton_dot"):
+        return module.triton_dot, torch.randn(8, device=DEVICE)
+    return module.matmul, torch.randn(4, 4, device=DEVICE)
+
+
+def check_refused(error, words, function, *arguments):
+    """什么也没有启动,一行中文 · English,GPU 还能用 · refused in one line, nothing launched."""
+    kernel = InterpretedFunction if INTERPRETED else JITFunction
+    with mock.patch.object(kernel, "run", side_effect=AssertionError("launched")):
+        with pytest.raises(error) as caught:
+            function(*arguments)
+    message = str(caught.value)
+    for word in words.split("|"):
+        assert word in message
+    assert "\n" not in message
+    chinese, english = message.split(" · ")
+    assert not chinese.isascii() and english.isascii()
+    assert torch.ones(3, device=DEVICE).sum().item() == 3  # CUDA context 完好
+
+
+STRANGE = {
+    "storage 没有了": (ValueError, lambda t: resized(t.clone(), 0), "0 字节|resize"),
+    "storage 少一个字节": (
+        ValueError,
+        lambda t: resized(t.clone(), t.nbytes - 1),
+        "allocate it anew",
+    ),
+    "storage 够连续的却不够 stride": (
+        ValueError,
+        lambda t: resized(torch.stack([t, t], dim=-1)[..., 1], 2 * t.nbytes - 4),
+        "resize",
+    ),
+    "TwoTensor": (TypeError, lambda t: TwoTensor(t, t.clone()), "TwoTensor|memory of its own"),
+    "MaskedTensor": (TypeError, lambda t: masked_tensor(t, t > 0), "MaskedTensor"),
+    "FakeTensor": (TypeError, fake, "FakeTensor"),
+    "UninitializedParameter": (
+        TypeError,
+        lambda t: torch.nn.UninitializedParameter(device=t.device, dtype=t.dtype),
+        "UninitializedParameter",
+    ),
+    "nested": (TypeError, lambda t: torch.nested.nested_tensor([t, t]), "nested|to_padded_tensor"),
+    "jagged": (
+        TypeError,
+        lambda t: torch.nested.nested_tensor([t, t], layout=torch.jagged),
+        "nested|to_padded_tensor",
+    ),
+    "sparse": (TypeError, lambda t: t.to_sparse(), "sparse|to_dense"),
+    "DataFrame": (TypeError, lambda t: Frame(), "Frame|torch.as_tensor(it.to_numpy())"),
+    "ndarray": (TypeError, lambda t: np.ones(8), "ndarray|use torch.as_tensor(it)"),
+    "list": (TypeError, lambda t: [1.0], "list|use torch.as_tensor(it)"),
+    "DLPack": (TypeError, lambda t: Foreign(), "Foreign|torch.from_dlpack(it)"),
+}
+
+
+@pytest.mark.parametrize("case", STRANGE)
+def test_strange_tensor(lesson, case):
+    function, plain = lesson
+    error, make, words = STRANGE[case]
+    check_refused(error, words, function, make(plain), plain)
+    check_refused(error, words, function, plain, make(plain))
+
+
+def test_tangent(lesson):
+    function, plain = lesson
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(plain, plain)
+        check_refused(ValueError, "tangent|unpack_dual(", function, dual, plain)
+        check_refused(ValueError, "tangent|unpack_dual(", function, plain, dual)
+        with torch.no_grad():  # 它只管反向模式
+            check_refused(ValueError, "tangent", function, plain, dual)
+        function(forward_ad.unpack_dual(dual).primal, plain)
+
+
+class Module(torch.nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.forward = function
+
+
+TRACERS = {
+    "vmap": lambda f, t: torch.func.vmap(f)(t[None]),
+    "grad": lambda f, t: torch.func.grad(lambda s: f(s).sum())(t),
+    "jvp": lambda f, t: torch.func.jvp(f, (t,), (t,)),
+    "functionalize": lambda f, t: torch.func.functionalize(f)(t),
+    "make_fx": lambda f, t: make_fx(f)(t),
+    "make_fx symbolic": lambda f, t: make_fx(f, tracing_mode="symbolic")(t),
+    "jit.trace": lambda f, t: torch.jit.trace(f, (t,)),
+    "export": lambda f, t: torch.export.export(Module(f), (t,), strict=False),
+}
+
+
+@pytest.mark.parametrize("tracer", TRACERS)
+@pytest.mark.parametrize("captured", [False, True], ids=["argument", "captured"])
+def test_tracers_cannot_see_the_kernel(lesson, tracer, captured):
+    # captured:输入是普通的张量,可是这里新分配的结果会是替身,或被记录成一个没有算过的张量
+    function, plain = lesson
+
+    def both(t):
+        return function(plain, plain) + 0 * t.sum() if captured else function(t, t)
+
+    check_refused(ValueError, "inside torch.", TRACERS[tracer], both, plain)
+
+
+def test_strict_export_says_the_same(lesson):
+    function, plain = lesson
+    with pytest.raises(Exception, match="inside torch.export, which cannot see Triton kernels"):
+        torch.export.export(Module(lambda t: function(t, t)), (plain,), strict=True)
+
+
+def test_fake_mode(lesson):
+    function, plain = lesson
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        with pytest.raises(ValueError, match="FakeTensorMode"):
+            function(plain, plain)
+
+
+def test_ordinary_tensors_are_taken(lesson):
+    function, plain = lesson
+    expected = function(plain, plain)
+    larger = torch.cat([plain, plain])
+    with torch.inference_mode():
+        inference = plain.clone()
+    for t in [
+        torch.nn.Parameter(plain),
+        plain.as_subclass(Plain),
+        torch._lazy_clone(plain),
+        larger[: len(plain)],
+        inference,
+    ]:
+        with torch.no_grad():
+            assert torch.equal(function(t, plain), expected)
+            assert torch.equal(function(plain, t), expected)
+    with FlopCounterMode(display=False):  # 只数运算的 dispatch mode
+        assert torch.equal(function(plain, plain), expected)
+
+
+def test_empty_tensors_need_no_memory():
+    empty = torch.ones(0, device=DEVICE)
+    for t in [
+        empty,
+        resized(empty.clone(), 0),
+        torch.ones(3, 0, device=DEVICE).as_strided((0,), (5,), 9),
+    ]:
+        check_tensors((torch.float32,), x=t)
+
+
+def test_last_byte_counts():
+    t = torch.ones(64, device=DEVICE)
+    for shape, stride, offset in [((8, 8), (8, 1), 0), ((4, 3), (16, 5), 5), ((7,), (0,), 63)]:
+        view = t.as_strided(shape, stride, offset)
+        last = offset + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
+        check_tensors((torch.float32,), x=resized(view, 4 * (last + 1)))
+        with pytest.raises(ValueError, match=f"need {4 * (last + 1)}"):
+            check_tensors((torch.float32,), x=resized(view, 4 * last + 3))
+        resized(view, 256)

@@ -1,0 +1,109 @@
+"""周围与我们想的不一样时 · every lesson when the world around it is not as we expect."""
+
+import os
+import subprocess
+import sys
+import threading
+import warnings
+
+import numpy as np
+import pytest
+from triton_course import DEVICE
+from triton_course.testing import LESSONS, load_lesson
+
+import torch
+
+ROOT = LESSONS["dot_basic"].parents[1]
+
+
+def function_and_inputs(module, scale=1.0, seed=0):
+    """lesson 的函数和两个输入,需要许多 program · its function, and inputs for many programs."""
+    generator = torch.Generator("cpu").manual_seed(seed)
+    if hasattr(module, "triton_dot"):
+        function, shape = module.triton_dot, (5 * module.BLOCK_SIZE + 3,)
+    else:
+        function, shape = module.matmul, (70, 70)
+    options = {"generator": generator, "dtype": torch.float32, "device": "cpu"}
+    return function, *((scale * torch.randn(shape, **options)).to(DEVICE) for _ in range(2))
+
+
+@pytest.fixture(params=LESSONS)
+def module(request):
+    return load_lesson(LESSONS[request.param])
+
+
+def test_threads(module):
+    # 解释器、autotuner 和单次启动的计数器都有共用的状态;每个线程的输入不同,大小也还没有调优过
+    cases = [function_and_inputs(module, seed=seed) for seed in range(4)]
+    results, together = {}, threading.Barrier(4)
+
+    def work(i):
+        function, x, y = cases[i]
+        together.wait()
+        try:
+            results[i] = [function(x, y) for _ in range(5)]
+            x @ y  # 别的线程调优时,这个线程也在用 GPU
+        except BaseException as error:  # 在主线程里报告
+            results[i] = error
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for i, (function, x, y) in enumerate(cases):
+        assert isinstance(results[i], list), results[i]
+        alone = function(x, y)  # 以后的调用也是对的
+        assert all(torch.equal(result, alone) for result in results[i])
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e30, np.inf, np.nan], ids=str)
+def test_numpy_does_not_complain(module, scale):
+    # 用户把警告当作错误,NumPy 的浮点错误也当作错误:溢出、下溢、inf、NaN 都是正常的结果
+    function, x, y = function_and_inputs(module, scale)
+    expected = function(x, y)
+    with warnings.catch_warnings(), np.errstate(all="raise"):
+        warnings.simplefilter("error")
+        got = function(x, y)
+    assert torch.equal(got.nan_to_num(nan=1.5), expected.nan_to_num(nan=1.5))
+
+
+# 像 notebook 的一格那样运行:没有 __file__,源码由 linecache 提供(IPython 也这样做)
+CELL = """
+import linecache, sys, traceback
+from pathlib import Path
+sys.path.remove("")
+for path in map(Path, sys.argv[1:]):
+    source = path.read_text(encoding="utf-8")
+    name = f"<cell {path.stem}>"
+    linecache.cache[name] = (len(source), None, source.splitlines(True), name)
+    cell = {"__name__": "cell"}
+    try:
+        exec(compile(source, name, "exec"), cell)
+    except ModuleNotFoundError as error:
+        line = traceback.extract_tb(error.__traceback__)[-1].lineno
+        print(error, source.splitlines()[line - 2])
+        continue
+    import torch
+    x = torch.ones(20, 20, device=cell["DEVICE"])
+    result = cell["triton_dot"](x[0], x[0]) if "triton_dot" in cell else cell["matmul"](x, x)
+    print(path.stem, result.flatten()[0].item())
+"""
+
+
+@pytest.mark.parametrize("folder", [".", "chapter03_dot", "chapter04_matmul/bench", ".."])
+def test_pasted_into_a_notebook(folder):
+    stems = list(LESSONS) if folder == "." else ["dot_basic"]
+    done = subprocess.run(
+        [sys.executable, "-c", CELL, *(LESSONS[stem] for stem in stems)],
+        cwd=ROOT / folder,
+        env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
+        capture_output=True,
+        encoding="utf-8",
+    )
+    lines = done.stdout.splitlines()
+    if folder == "..":
+        (line,) = lines  # 出错的那一行上面,notebook 会显示该怎么办
+        assert "triton_course" in line and "start Python inside the repository" in line
+    else:
+        assert lines == [f"{stem} 20.0" for stem in stems], done.stderr

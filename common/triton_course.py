@@ -1,0 +1,30 @@
+"""两章共用的小工具 · what both chapters share.
+
+每个 lesson 最先 import 这里:它在 `import triton` 之前选好设备和模式。
+
+文件在 common/ 里,import 的名字却是 triton_course:别人也有叫 common.py 的文件,名字不同,谁也不挡谁。
+"""
+
+from pathlib import Path
+
+# 有了它,这个模块也是一个包:triton_course.device 就是 common/device.py
+__path__ = [str(Path(__file__).resolve().parent)]
+
+from triton_course.device import DEVICE, INTERPRETED, SEED, describe, on_device_of
+from triton_course.checks import check_tensors
+from triton_course.startup import SetupError, ToolError
+from triton_course.tolerance import check_close, dot_bound, matmul_bound
+
+__all__ = [
+    "DEVICE",
+    "INTERPRETED",
+    "SEED",
+    "SetupError",
+    "ToolError",
+    "check_close",
+    "check_tensors",
+    "describe",
+    "dot_bound",
+    "matmul_bound",
+    "on_device_of",
+]
