@@ -1,8 +1,11 @@
 """common/device.py 的测试,每个在自己的进程里 · tests of common/device.py, a process for each."""
 
+import functools
+import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -74,18 +77,52 @@ print(INTERPRETED, DEVICE, describe(), sep="\\n")
 """
 
 
+# 先 import numpy 和 torch,然后为每一行输入 fork 一个进程:每次都重新 import 它们要多一倍的时间
+SERVER = """
+import json, os, sys
+import numpy, torch
+sys.path.append("common")
+for line in sys.stdin:
+    code, env, *paths = json.loads(line)
+    child = os.fork()
+    if child == 0:
+        for number, path in enumerate(paths, start=1):
+            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+        os.environ.update(env)
+        status = 0
+        try:
+            exec(code, {"__name__": "__main__"})
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+            status = 1
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+@functools.cache
+def server():
+    removed = ("TRITON_INTERPRET", "TORCHDYNAMO_DISABLE", "PYTHONSAFEPATH")
+    return subprocess.Popen(
+        [sys.executable, "-c", SERVER],
+        cwd=ROOT,
+        env={key: value for key, value in os.environ.items() if key not in removed},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        encoding="utf-8",
+    )
+
+
 def python(code, **env):
     """在新进程里运行,只带这里给出的 TRITON_INTERPRET · run in a new process."""
-    removed = ("TRITON_INTERPRET", "TORCHDYNAMO_DISABLE", "PYTHONSAFEPATH")
-    inherited = {key: value for key, value in os.environ.items() if key not in removed}
-    return subprocess.run(
-        [sys.executable, "-c", "import sys; sys.path.append('common')\n" + code],
-        cwd=ROOT,
-        env=inherited | env,
-        capture_output=True,
-        encoding="utf-8",
-        timeout=120,
-    )
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [Path(folder) / name for name in ("stdout", "stderr")]
+        print(json.dumps([code, env, *map(str, paths)]), file=server().stdin, flush=True)
+        status = int(server().stdout.readline())
+        out, err = (path.read_text(encoding="utf-8") for path in paths)
+    return subprocess.CompletedProcess(code, status, out, err)
 
 
 def check_one_line(result, *words):
@@ -401,7 +438,7 @@ def test_missing_triton_without_gpu_is_one_line():
 def test_package_that_cannot_be_loaded():
     # NumPy 的扩展模块载入失败时,ImportError 没有 name,有好几行 · no name, and several lines
     error = "package, error = 'numpy', ImportError('\\n\\nlibfoo.so: not found\\n\\nmore')\n"
-    result = python(error + FAILING_IMPORT + SHOW)
+    result = python(error + FAILING_IMPORT + "del sys.modules['numpy']\n" + SHOW)
     check_stops(result, "libfoo.so: not found", "import numpy", *ADVICE)
     assert "None" not in result.stderr
 
