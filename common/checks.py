@@ -111,7 +111,8 @@ def _check_memory(name, t):
             length = t.itemsize
             for n, stride in zip(t.shape, t.stride(), strict=True):
                 length += (n - 1) * stride * t.itemsize
-        needed = t.storage_offset() * t.itemsize + length
+        offset = t.storage_offset()
+        needed = length + offset * t.itemsize if offset else length
         found = t.untyped_storage().nbytes()
     except Exception:  # 各种替身抛出的异常不同
         address, length, needed, found = 0, 1, 0, 0

@@ -243,8 +243,9 @@ class on_device_of:
     """
 
     def __init__(self, tensor):
-        cpu = tensor.device.type == "cpu"
-        self._switch = None if cpu else torch.accelerator.device_index(tensor.device.index)
+        self._switch = None
+        if not tensor.is_cpu:
+            self._switch = torch.accelerator.device_index(tensor.device.index)
 
     def __enter__(self):
         if self._switch:

@@ -457,7 +457,7 @@ def device_index(index):
     print("leave", index)
 
 torch.accelerator.device_index = device_index
-with on_device_of(types.SimpleNamespace(device=torch.device("cuda", 1))):
+with on_device_of(types.SimpleNamespace(is_cpu=False, device=torch.device("cuda", 1))):
     print("inside")
 """
     result = python(OLD_NUMPY + code, TRITON_INTERPRET="1")
