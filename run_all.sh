@@ -18,7 +18,8 @@ fi
 set +efC -u +o posix # 不管 bash 是怎样启动的
 ulimit -c 0 # 崩溃的脚本不留 core 文件
 # 这些会改变 cd、Python、pytest、pip 的行为,而课程不需要它们
-unset CDPATH PYTHONHOME PYTHONINSPECT PYTHONOPTIMIZE PYTHONSAFEPATH PYTEST_ADDOPTS PYTEST_PLUGINS PIP_PYTHON
+unset CDPATH PYTHONHOME PYTHONINSPECT PYTHONOPTIMIZE PYTHONSAFEPATH PYTEST_ADDOPTS PYTEST_PLUGINS
+unset PIP_PYTHON PIP_DRY_RUN PIP_ROOT
 
 usage() {
     cat <<'EOF'
@@ -146,27 +147,35 @@ describe='import common; print(common.describe())'
 [ $mode = tests ] && describe="import pytest, hypothesis, matplotlib; $describe"
 probe() { device=$("$python" -c "$describe" 2>"$logs/probe"); }
 
-# .venv 是否满足 requirements.txt:0 满足;3 不满足(打印是哪一行);1 不能用,例如没有 pip 或 Python 已被删除
+# .venv 是否满足 requirements.txt:0 满足;3 不满足(打印是哪一行);4 不能用;别的状态:看不出来
 check='
 import os, sys
 from importlib.metadata import PackageNotFoundError, version
 try:
-    from pip._vendor.packaging.requirements import Requirement
+    from pip._vendor.packaging.requirements import InvalidRequirement, Requirement
 except ImportError:
-    from packaging.requirements import Requirement  # uv venv
+    try:
+        from packaging.requirements import InvalidRequirement, Requirement  # uv venv
+    except ImportError:
+        sys.exit(4)
 if not (3, 10) <= sys.version_info[:2] <= (3, 14) or not os.path.samefile(sys.prefix, ".venv"):
-    sys.exit(1)
-for line in open("requirements.txt", encoding="utf-8"):
-    line = line.split("#")[0].strip()
-    if not line or line.startswith("-"):
+    sys.exit(4)
+for line in open("requirements.txt", encoding="utf-8", errors="replace"):
+    try:
+        need = Requirement(line.split("#")[0].strip())
+    except InvalidRequirement:
+        continue  # 空行、-r、网址……只有 pip 看得懂
+    if need.marker and not need.marker.evaluate():
         continue
-    need = Requirement(line)
     try:
         have = version(need.name)
     except PackageNotFoundError:
         have = None
     if have is None or not need.specifier.contains(have, prereleases=True):
-        import pip
+        try:
+            import pip
+        except ImportError:
+            sys.exit(4)
         print(f"{need}, found {have}")
         sys.exit(3)
 '
@@ -178,9 +187,14 @@ venv_failed() { # venv_failed 哪一步
 }
 make_venv() { # 返回时 .venv 是完整的
     local problem state base
-    problem=$("$python" -I -X utf8 -c "$check" 2>/dev/null 9<&-)
+    problem=$("$python" -I -X utf8 -c "$check" 2>/dev/null)
     state=$?
-    [ -e .venv/incomplete ] && state=1
+    # 看不出来(例如内存不够)而 Python 能运行,就不动它;不能运行的才算不能用
+    case $state in
+        3 | 4) ;;
+        *) "$python" -I -c '' 2>/dev/null && state=0 || state=4 ;;
+    esac
+    [ -e .venv/incomplete ] && state=4
     [ $state -eq 0 ] && return
     : >"$logs/pip"
     if [ $state -eq 3 ]; then
@@ -204,25 +218,29 @@ make_venv() { # 返回时 .venv 是完整的
             fail "建立 .venv 失败:不能删除旧的 .venv · could not make .venv: the old one cannot be removed"
     fi
     : >.venv/incomplete # 有它就是没有建好,即使被 kill -9
-    # 在后台运行再 wait,Ctrl-C 才能立刻生效;timeout 0 不限时,只让它和子进程成为一组,一起结束;9 是锁,不传下去
+    # 在后台运行再 wait,Ctrl-C 才能立刻生效;timeout 0 不限时,只让它和子进程成为一组,一起结束;
+    # 它们也拿着锁 9:只杀死 run_all.sh 时,下一次运行等它们结束
     if [ $making = yes ]; then
-        timeout 0 "$base" -m venv .venv >"$logs/pip" 2>&1 9<&- &
+        timeout 0 "$base" -m venv .venv >"$logs/pip" 2>&1 &
         wait $! || { cat "$logs/pip"; venv_failed venv; }
     fi
     # 读者的 pip 设置(例如镜像)有效,但不装到别处去
     PIP_USER=0 PIP_NO_INPUT=1 PIP_REQUIRE_VIRTUALENV=1 \
         timeout 0 "$python" -I -X utf8 -m pip install --target= --prefix="$root/.venv" \
-        --disable-pip-version-check --log "$logs/pip" -r requirements.txt 9<&- &
-    wait $! || {
-        [ $making = yes ] || rm .venv/incomplete # pip 已恢复原来的包
-        venv_failed pip
-    }
+        --disable-pip-version-check --log "$logs/pip" -r requirements.txt &
+    if ! wait $!; then
+        [ $making = no ] || venv_failed pip
+        # pip 已恢复原来的包:例如没有网络,而变了的只是测试用的包
+        echo "没有装好(${problem}),原因见上面;先用 .venv 里现有的 · could not install that, going on with what .venv has" >&2
+    fi
     rm .venv/incomplete
     making=no
 }
 
 python=python3
-if ! probe; then
+[ -r requirements.txt ] || fail "在 ${root} 没有 requirements.txt,请用 git checkout 取回 · requirements.txt is missing: git checkout it"
+# 激活了的 .venv 也要先查它满不满足 requirements.txt
+if [[ $(command -v python3) == "$root/.venv/"* ]] || ! probe; then
     python=$root/.venv/bin/python
     # 同时运行的另一个 run_all.sh 可能正在建立 .venv:等它 · another run may be making it: wait
     exec 9<requirements.txt
@@ -235,7 +253,8 @@ if ! probe; then
     exec 9<&-
     if ! probe; then
         cat "$logs/probe" >&2
-        exit 1
+        grep -q run_all.sh "$logs/probe" || exit 1
+        fail "而 .venv 看上去是完整的:请删除 ${root}/.venv 再运行 · .venv looks complete all the same: delete it and run again"
     fi
 fi
 cat "$logs/probe" >&2 # common 的提示 · a notice from common

@@ -13,7 +13,8 @@ from triton_course.device import DEVICE, INTERPRETED
 def check_tensors(dtypes, **tensors):
     """检查几个输入能否一起交给 kernel · check that the inputs can go to one kernel together.
 
-    普通的张量、nn.Parameter、与它们共用内存的子类都可以。torch.compile 追踪时还没有内存,也就不查。
+    普通的张量、nn.Parameter、与它们共用内存的子类都可以。torch.compile 追踪时还没有内存和切线,
+    也就不查这两样。
 
     Args:
         dtypes: 允许的 torch.dtype 元组。
@@ -64,17 +65,23 @@ def check_tensors(dtypes, **tensors):
             )
         if not compiling:
             _check_memory(name, t)
-            # 公开的 unpack_dual 要花整个检查的三分之一,所以先看有没有进入 dual_level
-            if t.requires_grad or forward_ad._current_level >= 0:
-                _check_no_gradient(name, t)
+        if t.requires_grad and torch.is_grad_enabled():
+            raise ValueError(
+                f"{name} 的 requires_grad=True,而这里没有定义梯度,请用 {name}.detach() 或 "
+                f"torch.no_grad() · {name} has requires_grad=True but no gradient is defined here: "
+                f"use {name}.detach() or torch.no_grad()"
+            )
+        # 公开的 unpack_dual 要花整个检查的三分之一,所以先看有没有进入 dual_level
+        if not compiling and forward_ad._current_level >= 0:
+            _check_no_tangent(name, t)
 
 
 def _how_to_convert(t):
     """怎样变成张量 · how to make a tensor of it: (中文, English)."""
     call = "torch.as_tensor({})"
-    if hasattr(t, "to_numpy"):  # pandas 等的表:torch.as_tensor 不收
+    if hasattr(type(t), "to_numpy"):  # pandas 等的表:torch.as_tensor 不收
         call = "torch.as_tensor({}.to_numpy())"
-    elif hasattr(t, "__dlpack__") and not hasattr(t, "__array__"):
+    elif hasattr(type(t), "__dlpack__") and not hasattr(type(t), "__array__"):
         call = "torch.from_dlpack({})"
     return f"请用 {call.format('…')} 转换", f"use {call.format('it')}"
 
@@ -131,14 +138,8 @@ def _check_memory(name, t):
         )
 
 
-def _check_no_gradient(name, t):
-    """没有谁等着求导 · nobody expects a derivative of the result."""
-    if t.requires_grad and torch.is_grad_enabled():
-        raise ValueError(
-            f"{name} 的 requires_grad=True,而这里没有定义梯度,请用 {name}.detach() 或 "
-            f"torch.no_grad() · {name} has requires_grad=True but no gradient is defined here: "
-            f"use {name}.detach() or torch.no_grad()"
-        )
+def _check_no_tangent(name, t):
+    """没有谁等着前向模式的导数 · nobody expects a forward-mode derivative of the result."""
     if forward_ad.unpack_dual(t).tangent is not None:
         primal = f"torch.autograd.forward_ad.unpack_dual({name}).primal"
         raise ValueError(

@@ -36,7 +36,7 @@ def _must_import(name):
     """里面 import 一个包,失败时说明缺什么 · import a package inside; say what is missing."""
     try:
         yield
-    except ImportError as error:
+    except Exception as error:  # torch 缺少动态库时是 OSError
         if isinstance(error, ModuleNotFoundError) and error.name:
             missing(f"缺少 {error.name}", f"{error.name} is missing")
         reason = first_line(error)
@@ -174,6 +174,15 @@ if _notice:
 
 # Triton 的解释器和 autotuner 把一次启动的状态记在模块和 kernel 对象里,所以一次只让一个线程进去
 _one_thread = threading.RLock()
+
+
+def _renew_lock():
+    """fork 时别的线程也许拿着锁,而子进程里没有那个线程 · a forked child starts with a free lock."""
+    global _one_thread
+    _one_thread = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 def _one_at_a_time(run):

@@ -32,10 +32,18 @@ def first_line(error):
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
+# 换到 .venv 只试一次;用过就拿走,不传给子进程
+_RESTARTED = "TRITON_COURSE_RESTARTED"
+_restarted = os.environ.pop(_RESTARTED, None)
+
+
 def _is_script():
-    """正在运行的是本仓库里的一个文件 · is a file of this repository what Python runs."""
-    main = getattr(sys.modules.get("__main__"), "__file__", None)
-    return main is not None and ROOT in Path(main).resolve().parents
+    """命令行上运行的就是课程里的一个文件 · is a file of the course what the command line runs."""
+    main = getattr(sys.modules.get("__main__"), "__file__", None) or ""
+    if main not in map(os.path.abspath, sys.orig_argv[1:]) or not os.path.isfile(main):
+        return False  # 例如标准输入、-c、IPython 的 %run
+    path = Path(main).resolve()
+    return any(folder.parent == ROOT and folder.name != ".venv" for folder in path.parents)
 
 
 def _show(kind, error, trace, otherwise=sys.excepthook):
@@ -44,6 +52,8 @@ def _show(kind, error, trace, otherwise=sys.excepthook):
         print(error, file=sys.stderr)
     elif isinstance(error, KeyboardInterrupt) and _is_script():
         print("\n已中断 · interrupted", file=sys.stderr)
+    elif isinstance(error, BrokenPipeError) and _is_script():
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # 例如 | head:不再有人读
     else:
         otherwise(kind, error, trace)
 
@@ -53,19 +63,24 @@ def prepare():
     sys.excepthook = _show
     for stream in (sys.stdout, sys.stderr):
         # 终端的编码显示不了中文时换成“?”,不要停下;notebook 的输出没有 reconfigure
-        if getattr(stream, "errors", None) == "strict" and hasattr(stream, "reconfigure"):
+        errors = getattr(stream, "errors", None)
+        if errors in ("strict", "surrogateescape") and hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
 
 
 def _shown(name):
     """仓库里的路径,从当前文件夹看过去也对 · a path that is right from the current folder."""
-    path, here = ROOT / name, Path.cwd()
-    return shlex.quote(str(path.relative_to(here) if path.is_relative_to(here) else path))
+    path = ROOT / name
+    try:
+        path = path.relative_to(Path.cwd())
+    except (ValueError, FileNotFoundError):  # 不在下面;或者当前文件夹已被删除
+        pass
+    return shlex.quote(str(path))
 
 
-def advice():
-    """怎样得到需要的包 · how to get the packages: (中文, English)."""
-    if _venv_is_complete() and not _inside_venv():
+def advice(tried=False):
+    """怎样得到需要的包 · how to get the packages: (中文, English); tried: .venv 也不行."""
+    if _venv_is_complete() and not _inside_venv() and not tried:
         python = _shown(".venv/bin/python")
         return f"请用 {python} 运行", f"run it with {python}"
     return f"请运行 bash {_shown('run_all.sh')}", f"run bash {_shown('run_all.sh')}"
@@ -77,22 +92,24 @@ def _inside_venv():
 
 def _venv_is_complete():
     """run_all.sh 建立 .venv 时放着 incomplete,建好才拿走 · is the repository's .venv complete."""
-    return os.access(VENV / "bin/python", os.X_OK) and not (VENV / "incomplete").exists()
+    python = VENV / "bin/python"
+    return python.is_file() and os.access(python, os.X_OK) and not (VENV / "incomplete").exists()
 
 
 def missing(chinese, english):
     """包缺少或不合用:脚本换到 .venv 里重新开始,否则停下 · go on in .venv, or stop.
 
-    只有直接运行本仓库的脚本时才换:那时还什么都没有做。
+    只有命令行上运行的就是课程的脚本时才换:那时还什么都没有做。
     """
-    if _is_script() and _venv_is_complete() and not _inside_venv():
+    tried = _restarted is not None
+    if _is_script() and _venv_is_complete() and not _inside_venv() and not tried:
         python = str(VENV / "bin/python")
         print(f"[common] {chinese},改用 .venv · {english}, going on in .venv", file=sys.stderr)
         try:
-            os.execv(python, [python, *sys.orig_argv[1:]])
+            os.execve(python, [python, *sys.orig_argv[1:]], os.environ | {_RESTARTED: "1"})
         except OSError:
-            pass  # 例如另一种处理器的 .venv
-    chinese_advice, english_advice = advice()
+            tried = True  # 例如另一种处理器的 .venv
+    chinese_advice, english_advice = advice(tried)
     stop(f"{chinese},{chinese_advice}", f"{english}: {english_advice}")
 
 
@@ -106,6 +123,9 @@ def explain(error, cache):
     Raises:
         ToolError: error 来自 C 编译器、缓存文件夹或磁盘;别的异常什么也不做。
     """
+    command = error.cmd[0] if isinstance(error, subprocess.CalledProcessError) else None
+    if os.path.basename(command or getattr(error, "filename", None) or "") == "ldconfig":
+        return  # 驱动的问题,Triton 自己说得清楚
     compiler = os.environ.get("CC") or "gcc"
     if (
         isinstance(error, subprocess.CalledProcessError)

@@ -31,6 +31,13 @@ class Frame:
         return np.ones(8)
 
 
+class Everything:
+    """什么属性都有的替身,例如 torch.fx 的 Proxy · a stand-in that has every attribute."""
+
+    def __getattr__(self, name):
+        return self
+
+
 class Foreign:
     """像别的库的数组 · like an array of another library, on its GPU."""
 
@@ -103,6 +110,7 @@ STRANGE = {
     "DataFrame": (TypeError, lambda t: Frame(), "Frame|torch.as_tensor(it.to_numpy())"),
     "ndarray": (TypeError, lambda t: np.ones(8), "ndarray|use torch.as_tensor(it)"),
     "list": (TypeError, lambda t: [1.0], "list|use torch.as_tensor(it)"),
+    "Proxy": (TypeError, lambda t: Everything(), "Everything|use torch.as_tensor(it)"),
     "DLPack": (TypeError, lambda t: Foreign(), "Foreign|torch.from_dlpack(it)"),
 }
 
@@ -160,6 +168,16 @@ def test_strict_export_says_the_same(lesson):
     function, plain = lesson
     with pytest.raises(Exception, match="inside torch.export, which cannot see Triton kernels"):
         torch.export.export(Module(lambda t: function(t, t)), (plain,), strict=True)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_torch_compile_refuses_what_eager_refuses(lesson, backend):
+    function, plain = lesson
+    compiled = torch.compile(lambda a, b: function(a, b), backend=backend)
+    with pytest.raises(Exception, match="no gradient is defined here"):
+        compiled(plain.clone().requires_grad_(), plain)
+    with torch.no_grad():
+        assert torch.equal(compiled(plain.clone().requires_grad_(), plain), function(plain, plain))
 
 
 def test_fake_mode(lesson):

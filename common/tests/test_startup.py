@@ -119,7 +119,13 @@ PREPARE = "import sys; sys.path.append('common'); import startup; startup.prepar
 
 
 @pytest.mark.parametrize(
-    "encoding, shown", [("latin-1", "??\n"), ("ascii", "??\n"), ("utf-8", "中文\n")]
+    "encoding, shown",
+    [
+        ("latin-1", "??\n"),
+        ("ascii", "??\n"),
+        ("ascii:surrogateescape", "??\n"),  # LC_ALL=C 而没有 UTF-8 模式时也是这样
+        ("utf-8", "中文\n"),
+    ],
 )
 def test_terminal_that_may_not_show_chinese(encoding, shown):
     result = run("-c", PREPARE + "print('中文')", PYTHONIOENCODING=encoding)
@@ -174,7 +180,16 @@ def test_the_compiler_that_cc_names(monkeypatch):
         raise FileNotFoundError(errno.ENOENT, "No such file", "/no/such/cc")
 
 
-@pytest.mark.parametrize("error", [ValueError("x"), KeyboardInterrupt(), RuntimeError("CUDA")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("x"),
+        KeyboardInterrupt(),
+        RuntimeError("CUDA"),
+        subprocess.CalledProcessError(1, ["/sbin/ldconfig", "-p"]),
+        FileNotFoundError(errno.ENOENT, "No such file", "/sbin/ldconfig"),
+    ],
+)
 def test_other_errors_pass_as_they_are(error):
     with pytest.raises(type(error)) as caught, on_device_of(torch.ones(1)):
         raise error
@@ -272,7 +287,9 @@ def test_a_lesson_goes_on_in_the_finished_venv(course, bare_python, folder):
     assert "going on in .venv" in line and "numpy is missing" in line and " · " in line
 
 
-@pytest.mark.parametrize("state", ["none", "incomplete", "no python", "another machine's"])
+@pytest.mark.parametrize(
+    "state", ["none", "incomplete", "no python", "a folder", "another machine's"]
+)
 def test_without_a_finished_venv_the_advice_is_run_all(course, bare_python, state):
     python = course / ".venv/bin/python"
     if state == "none":
@@ -281,6 +298,9 @@ def test_without_a_finished_venv_the_advice_is_run_all(course, bare_python, stat
         (course / ".venv/incomplete").touch()
     elif state == "no python":
         python.unlink()
+    elif state == "a folder":
+        python.unlink()
+        python.mkdir()
     else:
         python.write_bytes(b"\x7fELF nothing")
     for folder, shown in [(".", "run_all.sh"), (bare_python.parent, f"'{course}/run_all.sh'")]:
@@ -288,9 +308,7 @@ def test_without_a_finished_venv_the_advice_is_run_all(course, bare_python, stat
         result = run(script, cwd=course / folder, python=bare_python)
         assert result.returncode == 1 and result.stdout == b""
         line = result.stderr.decode().splitlines()[-1]
-        if state != "another machine's":
-            assert line.endswith(f"numpy is missing: run bash {shown}")
-        assert "numpy is missing" in line and " · " in line
+        assert line.endswith(f"numpy is missing: run bash {shown}")
 
 
 def test_the_venv_itself_lacks_the_packages(course, bare_python):
@@ -301,6 +319,61 @@ def test_the_venv_itself_lacks_the_packages(course, bare_python):
     first, second = result.stderr.decode().splitlines()
     assert "going on in .venv" in first and second.endswith("run bash run_all.sh")
     assert result.returncode == 1
+
+
+@pytest.mark.parametrize("case", ["-S", "wrapper", "no pyvenv.cfg"])
+def test_the_venv_is_tried_only_once(course, bare_python, case):
+    # sys.prefix 说不清是不是在 .venv 里时,也不能无休止地换下去
+    options, python = [], course / ".venv/bin/python"
+    if case == "wrapper":
+        python.write_text(f'#!/bin/sh\nexec "{bare_python}" "$@"\n')
+    else:
+        shutil.rmtree(course / ".venv")
+        venv = [sys.executable, "-m", "venv", "--without-pip", course / ".venv"]
+        subprocess.run(venv, check=True)
+        options = ["-S"] * (case == "-S")
+        if case == "no pyvenv.cfg":
+            (course / ".venv/pyvenv.cfg").unlink()
+    result = run(*options, course / "chapter98_a/lesson.py", cwd=course, python=bare_python)
+    assert result.stderr.decode().count("going on in .venv") <= 1
+    assert result.stderr.decode().endswith("run bash run_all.sh\n") or result.returncode == 0
+
+
+ONLY_ONCE = "print('A', flush=True); import runpy; runpy.run_path({!r}, run_name='__main__')"
+
+
+@pytest.mark.parametrize("how", ["stdin", "runpy", "own script in the repository"])
+def test_only_a_lesson_on_the_command_line_starts_again(course, bare_python, how):
+    lesson = course / "chapter98_a/lesson.py"
+    code = ONLY_ONCE.format(str(lesson))
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    if how == "stdin":
+        command, given = [bare_python], lesson.read_bytes()
+    elif how == "runpy":
+        command, given = [bare_python, "-c", code], b""
+    else:
+        (course / "own.py").write_text(code)
+        command, given = [bare_python, "own.py"], b""
+    done = subprocess.run(command, input=given, cwd=course, env=environment, capture_output=True)
+    assert done.stdout.decode() == ("" if how == "stdin" else "A\n")
+    assert done.returncode == 1
+    assert done.stderr.decode().endswith("numpy is missing: run it with .venv/bin/python\n")
+
+
+def test_package_that_fails_in_its_own_way(tmp_path):
+    # torch 找不到动态库时抛出 OSError
+    (tmp_path / "torch.py").write_text("raise OSError('libcudart.so.13: cannot open')\n")
+    code = "import sys; sys.path.append('common'); import triton_course"
+    result = run("-c", code, PYTHONPATH=tmp_path)
+    (line,) = result.stderr.decode().splitlines()
+    assert "cannot import torch (libcudart.so.13: cannot open)" in line
+
+
+def test_no_reader_left():
+    command = f"'{sys.executable}' '{LESSON}' | head -n 1"
+    env = os.environ | {"TRITON_INTERPRET": "1", "PYTHONUNBUFFERED": "1"}
+    done = subprocess.run(["bash", "-c", command], env=env, capture_output=True)
+    assert done.stdout == b"N=1000\n" and b"Traceback" not in done.stderr
 
 
 def test_own_code_is_told_which_python_to_use(course, bare_python):

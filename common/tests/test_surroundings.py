@@ -8,7 +8,7 @@ import warnings
 
 import numpy as np
 import pytest
-from triton_course import DEVICE
+from triton_course import DEVICE, device
 from triton_course.testing import LESSONS, load_lesson
 
 import torch
@@ -55,6 +55,27 @@ def test_threads(module):
         assert isinstance(results[i], list), results[i]
         alone = function(x, y)  # 以后的调用也是对的
         assert all(torch.equal(result, alone) for result in results[i])
+
+
+@pytest.mark.filterwarnings("ignore")  # Python 3.12 起,有别的线程时 fork 会警告
+def test_fork_while_another_thread_runs_a_kernel():
+    # 例如 DataLoader 的 worker:fork 时锁在别的线程手里,子进程里没有那个线程来放开
+    taken, done = threading.Event(), threading.Event()
+
+    def work():
+        with device._one_thread:
+            taken.set()
+            done.wait()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    taken.wait()
+    child = os.fork()
+    if child == 0:
+        os._exit(not device._one_thread.acquire(timeout=10))
+    done.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 @pytest.mark.parametrize("scale", [1e30, np.inf], ids=str)
