@@ -272,7 +272,7 @@ terminal=no
 start() { # start 序号:放到后台再 wait,Ctrl-C 才能立刻生效
     local command=("${scripts[$1]}")
     # 警告会把失败的断言挤出末尾;每个失败最后还有一行,要足够宽
-    [ $mode = tests ] && command=(-m pytest -q --color=no --disable-warnings "${command[@]}")
+    [ $mode = tests ] && command=(-m pytest -q -p no:logging --color=no --disable-warnings "${command[@]}")
     start_times[$1]=$(date +%s%N)
     # 超时发 ABRT,Python 就会打印停在哪里
     COLUMNS=150 PYTHONUNBUFFERED=1 PYTHONFAULTHANDLER=1 \

@@ -173,6 +173,7 @@ def test_strict_export_says_the_same(lesson):
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_torch_compile_refuses_what_eager_refuses(lesson, backend):
     function, plain = lesson
+    torch._dynamo.reset()  # 别的 lesson 留下的:它把变过的 num_warps 当作符号,torch 2.11 因此出错
     compiled = torch.compile(lambda a, b: function(a, b), backend=backend)
     with pytest.raises(Exception, match="no gradient is defined here"):
         compiled(plain.clone().requires_grad_(), plain)

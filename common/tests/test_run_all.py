@@ -954,7 +954,7 @@ def test_own_venv_without_pip_is_used(made):
     shutil.rmtree(site / "pip")
     requirements = root / "requirements.txt"
     requirements.write_text("-i https://a.b/simple\n" + requirements.read_text(encoding="utf-8"))
-    result = run(root, **env, PYTHONPATH=str(root.parent / "elsewhere"), LC_ALL="C")
+    result = run(root, **env, PYTHONPATH=str(root.parent / "elsewhere"))
     assert_good(result, root, 0)
     assert result.stdout.splitlines()[0] == "the device line"
 
