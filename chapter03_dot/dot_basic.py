@@ -1,4 +1,4 @@
-"""第3章 向量点积:两阶段归约 · Chapter 3, dot product: a two-stage reduction.
+"""第3章 第1课 向量点积:两阶段归约 · Chapter 3, lesson 1, dot product: a two-stage reduction.
 
 数学:x、y 是长度为 N 的向量,result = Σ x[i]·y[i]。
 
@@ -20,7 +20,7 @@ from pathlib import Path
 here = Path(globals().get("__file__", "cell")).resolve()
 sys.path += [str(folder / "common") for folder in here.parents[:3]]
 # 找不到?请在仓库的文件夹里启动 Python · not found? start Python inside the repository
-from triton_course import DEVICE, INTERPRETED, SEED, check_tensors, dot_bound, on_device_of
+from triton_course import DEVICE, INTERPRETED, SEED, check_vectors, dot_bound, on_device_of
 
 import torch
 import triton
@@ -90,13 +90,7 @@ def triton_dot(x, y):
         课程第3章;分块再归约:Harris, Optimizing Parallel Reduction in CUDA, 2007。
     """
     # 第8步 检查 · check: 启动之前拒绝一切算不对的输入
-    check_tensors((torch.float16, torch.bfloat16, torch.float32, torch.float64), x=x, y=y)
-    if x.dim() != 1 or y.dim() != 1 or x.shape != y.shape:
-        raise ValueError(
-            f"x、y 的形状是 {tuple(x.shape)}、{tuple(y.shape)},应为相同的 (N,),请检查长度 · "
-            f"x and y have shapes {tuple(x.shape)} and {tuple(y.shape)}, expected the same (N,): "
-            f"check the lengths, or flatten them"
-        )
+    check_vectors(x, y)
     N = x.numel()
     if N > 2**40:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""第4章 矩阵乘法:分块与掩码 · Chapter 4, matrix multiplication: tiles and masks.
+"""第4章 第1课 矩阵乘法:分块与掩码 · Chapter 4, lesson 1, matrix multiplication: tiles and masks.
 
 数学:A、B 是 n×n 方阵,C[i, j] = Σ_k A[i, k]·B[k, j]。
 

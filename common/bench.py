@@ -1,11 +1,11 @@
 """两章的测量共用的部分 · what the benchmarks of both chapters share.
 
-怎样测(两个测量脚本的说明里各有细节):
+怎样测,写在每章的 bench/README.md 里。一个实验 (experiment) 是 bench/ 里的一个模块,它有
 
-1. 输入合起来约 2^29 字节,一对接一对地用,所以大的输入每次都从显存读,不会从 L2 cache 读。
-2. 先算对:每个参赛者先调用一次,结果通过检查才计时。
-3. 一张 CUDA graph 录下全部调用,每对输入一次:主机的开销不算在内。
-4. 一轮里参赛者轮流;每次重放之前清空 L2,前后各一个 event。
+    CSV              数据留在哪个文件里
+    measure()        测量,返回 CSV 的各行
+    table(rows)      写进 bench/README.md 的表格
+    draw(plt, folder, rows)   画图;没有图的实验没有它
 
 common/triton_course.py 不 import 这里:lesson 用不着。
 """
@@ -15,8 +15,11 @@ import csv
 import functools
 import gc
 import importlib.util
+import io
 import math
 import os
+import re
+import statistics
 import subprocess
 import sys
 import time
@@ -44,8 +47,8 @@ def versions():
 
 
 def report(name, error):
-    """没有时间的参赛者只有一行 · one line for a contender that gets no time."""
-    print(f"{name} 没有时间 · gets no time: {first_line(error)}", flush=True)
+    """没有计时的只有一行 · one line for a contender that is not timed."""
+    print(f"{name} 没有计时 · not timed: {first_line(error)}", flush=True)
 
 
 def lessons(folder, styles):
@@ -99,7 +102,7 @@ def capture_all(contenders, pairs, check):
         check: 检查第一对输入的结果,返回它的误差;错的结果要抛出异常。
 
     Returns:
-        两个字典,名字 → graph 和名字 → 误差;出错或算错的参赛者不在里面,只报一行。
+        两个字典,名字 → graph 和名字 → 误差;出错或算错的不在里面,只报一行。
     """
     graphs, errors = {}, {}
     for name, function in contenders.items():
@@ -111,21 +114,33 @@ def capture_all(contenders, pairs, check):
     return graphs, errors
 
 
-def time_graphs(graphs, rounds):
-    """轮流重放,每次之前清空 L2 · replay in turn after a flush: name → µs of every round."""
+def replay(graph, buffer, rest=0):
+    """歇 rest 微秒,清空 L2,重放 · rest, flush L2, replay: the µs of the replay."""
+    time.sleep(rest * 1e-6)
+    start, stop = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+    for _ in range(4):  # 四遍还没读完,主机就已提交后面三项:两个 event 之间 GPU 不等主机
+        buffer.sum()
+    start.record()
+    graph.replay()
+    stop.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(stop) * 1000
+
+
+def time_graphs(graphs):
+    """轮流重放,每次之前都歇够 · replay in turn, each after a rest: name → µs of every round.
+
+    几个重的 kernel 不停地接着算,H200 会碰到 700 W 的功率上限,SM 的时钟从 1980 MHz 降到 1470 MHz;
+    前面若是一个慢而省电的,芯片就歇了一下。所以每次重放之前都等两倍于它上一次重放的时间,
+    谁都在全速的时钟下计时。不计的第一轮说明要几轮:合起来约 0.6 秒,至少 5 轮,最多 25 轮。
+    """
     buffer = torch.zeros(2**26, device=DEVICE)  # 256 MiB
+    last = {name: replay(graph, buffer) for name, graph in graphs.items()}
     times = {name: [] for name in graphs}
-    for _ in range(rounds):
-        events = {}
+    for _ in range(min(25, max(5, int(0.6e6 / max(sum(last.values()), 1))))):
         for name, graph in graphs.items():
-            events[name] = start, stop = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
-            buffer.sum()  # 它还没做完,主机就已提交后面三项:两个 event 之间 GPU 不等主机
-            start.record()
-            graph.replay()
-            stop.record()
-        torch.cuda.synchronize()
-        for name, (start, stop) in events.items():
-            times[name].append(start.elapsed_time(stop) * 1000)
+            last[name] = replay(graph, buffer, rest=2 * last[name])
+            times[name].append(last[name])
     return times
 
 
@@ -135,18 +150,51 @@ def summary(times):
     return middle, (high - low) / middle
 
 
-def measure_cases(cases, measure_case):
-    """逐个测量,每个打印一行 · the rows of every case, with a line of progress each."""
+def host_batch(function, inputs, calls):
+    """连续调用,中间不同步 · host µs of one call, from many without a synchronize between them."""
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(calls):
+        function(*inputs)
+    return (time.perf_counter() - start) / calls * 1e6
+
+
+def host_times(contenders, *inputs):
+    """一次调用占用主机的微秒数 · host microseconds of one eager call: name → µs.
+
+    每批调用 300 次。一轮里各测一批,主机一时慢,大家都慢;7 轮取中位数。出错的只报一行。
+    """
+    batches = {}
+    for name, function in contenders.items():
+        try:
+            host_batch(function, inputs, calls=50)  # 预热
+            batches[name] = []
+        except Exception as error:
+            report(name, error)
+    for _ in range(7):
+        for name, found in batches.items():
+            found.append(host_batch(contenders[name], inputs, calls=300))
+    return {name: statistics.median(found) for name, found in batches.items()}
+
+
+def measure_cases(cases, measure_case, label="script_or_peer"):
+    """逐个测量,每个打印一行 · the rows of every case, with a line of progress each.
+
+    Args:
+        cases: 参数的列表。
+        measure_case: 测量一个的函数,返回它的各行(不带版本)。
+        label: 打印时间时,前面写哪一列。
+    """
     rows, begin = [], time.perf_counter()
     for i, case in enumerate(cases, start=1):
         new = measure_case(*case)
-        rows += new
+        rows += [versions() | row for row in new]
         gc.collect()
         torch.cuda.empty_cache()
-        shown = ", ".join(f"{row['script_or_peer']} {row['microseconds']} µs" for row in new)
+        shown = ", ".join(f"{row[label]} {row['microseconds']} µs" for row in new if label in row)
         seconds = time.perf_counter() - begin
-        label = " ".join(map(str, case))
-        print(f"[{i}/{len(cases)}] {label}: {shown} ({seconds:.0f} s)", flush=True)
+        title = " ".join(map(str, case))
+        print(f"[{i}/{len(cases)}] {title}: {shown} ({seconds:.0f} s)", flush=True)
     return rows
 
 
@@ -155,9 +203,9 @@ def measure_parts(folder, parts):
 
     Args:
         folder: CSV 写在哪里。
-        parts: CSV 的名字 → 测量它的函数,返回它的各行;None 是不测量。
+        parts: CSV 的名字 → 测量它的函数,返回它的各行。
     """
-    left = [name for name, part in parts.items() if part]
+    left = list(parts)
     try:
         while left:
             write_rows(folder / left[0], parts[left[0]]())
@@ -167,14 +215,47 @@ def measure_parts(folder, parts):
         sys.exit(130)
 
 
-def write_rows(path, rows):
-    """写完才换成正式的名字 · write under another name first, so that no half a CSV is left."""
+def write(path, text):
+    """写完才换成正式的名字 · write under another name first, so that no half a file is left."""
     draft = path.with_suffix(".tmp")
-    with draft.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    draft.write_text(text, encoding="utf-8", newline="")
     os.replace(draft, path)
+
+
+def write_rows(path, rows):
+    """写一个 CSV · write a CSV, its columns in the order of the first row."""
+    file = io.StringIO()
+    writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write(path, file.getvalue())
+
+
+def write_blocks(blocks, files):
+    """把文字写进标记之间 · write each text between `<!-- begin NAME -->` and `<!-- end NAME -->`.
+
+    Args:
+        blocks: NAME → markdown。
+        files: markdown 文件;一个文件可以只引用其中几个,但每个 NAME 至少在一个文件里。
+    """
+    missing = set(blocks)
+    for path in files:
+        text = path.read_text(encoding="utf-8")
+        for name, block in blocks.items():
+            begin, end = (f"<!-- {side} {name} -->" for side in ("begin", "end"))
+            pattern = f"{re.escape(begin)}.*?{re.escape(end)}"
+            new = f"{begin}\n{block}{end}"
+            replaced, count = re.subn(pattern, lambda _, new=new: new, text, flags=re.DOTALL)
+            if not count == text.count(begin) == text.count(end):
+                sys.exit(f"{path} 里的 {begin} 和 {end} 没有成对 · the markers there are no pairs")
+            text = replaced
+            if count:
+                missing.discard(name)
+        write(path, text)
+    if missing:
+        begin = f"<!-- begin {min(missing)} -->"
+        names = ", ".join(map(str, files))
+        sys.exit(f"{names} 里缺少标记 {begin} · that marker is missing there")
 
 
 def read_texts(path):
@@ -184,14 +265,14 @@ def read_texts(path):
 
 
 def read_rows(path):
-    """CSV 的每一行是一个 dict · read a CSV: a dict for each row, numbers as floats."""
-    texts = {"gpu", "torch", "triton", "script_or_peer", "dtype"}
+    """CSV 的每一行是一个 dict · read a CSV: a dict for each row, numbers as floats (nan: empty)."""
+    texts = {"gpu", "torch", "triton", "script_or_peer", "dtype", "step"}
     rows = read_texts(path)
-    return [{k: v if k in texts else float(v) for k, v in row.items()} for row in rows]
+    return [{k: v if k in texts else float(v or "nan") for k, v in row.items()} for row in rows]
 
 
 def by_name(rows):
-    """按参赛者分组 · the rows of each contender."""
+    """按实现分组 · the rows of each contender."""
     names = dict.fromkeys(row["script_or_peer"] for row in rows)
     return {name: [row for row in rows if row["script_or_peer"] == name] for name in names}
 
@@ -208,6 +289,23 @@ def number(value, decimals=None):
 def markdown(lines):
     """一张 markdown 表,后面空一行 · a markdown table of these cells, and an empty line."""
     return "".join(f"| {' | '.join(line)} |\n" for line in lines) + "\n"
+
+
+def host_table(rows, peer):
+    """主机时间:每个实现一行,后面是对照实现的几倍 · host times, and how many times the peer's."""
+    cases = {}
+    for row in rows:
+        case = f"{row.get('dtype', '')} n={row['n']:.0f}".strip()
+        cases.setdefault(case, {})[row["script_or_peer"]] = row["microseconds"]
+    head = ["", *(title for case in cases for title in (f"{case}，µs", f"÷ {peer}"))]
+    lines = [head, ["---"] * len(head)]
+    for name in by_name(rows):
+        line = [name]
+        for found in cases.values():
+            time_us = found.get(name, math.nan)
+            line += [number(time_us), number(time_us / found.get(peer, math.nan), 2)]
+        lines.append(line)
+    return markdown(lines)
 
 
 def style(styles, name):
@@ -237,44 +335,59 @@ def save(figure, path, row):
     figure.savefig(path, dpi=110)
 
 
-def command_line(doc):
-    """有 --draw-only 的命令行 · a command line that knows --draw-only."""
+def command_line(doc, experiments):
+    """有 --draw-only 和 --only 的命令行 · a command line that knows --draw-only and --only."""
     summary = (doc or "").partition("\n")[0]  # python -OO 去掉了说明
     parser = argparse.ArgumentParser(description=summary, allow_abbrev=False)
-    text = "由已有的 CSV 画图、打印表格 · draw and print from the kept CSVs"
+    text = "由已有的 CSV 画图、写表格 · draw and write the tables from the kept CSVs"
     parser.add_argument("--draw-only", action="store_true", help=text)
+    text = "只做这一个实验 · this experiment only"
+    parser.add_argument("--only", choices=experiments, help=text)
     return parser
 
 
-def run(folder, parts, draw, tables, draw_only):
-    """测量、画图、打印;做不到就用一行说明 · measure, draw and print, or say why not.
+def block(experiment, rows):
+    """在哪里测的,和实验的表格 · where it was measured, and the tables of an experiment."""
+    first = rows[0]
+    title = f"{first['gpu']}，torch {first['torch']}，triton {first['triton']}\n\n"
+    return title + experiment.table(rows)
+
+
+def run(folder, experiments, measures):
+    """测量、画图、写表格;做不到就用一行说明 · measure, draw and write the tables, or say why not.
 
     Args:
-        folder: CSV 和图所在的文件夹。
-        parts: CSV 的名字 → 测量它的函数;None 是只用已有的。
-        draw: 由文件夹里的 CSV 画图的函数。
-        tables: 由文件夹里的 CSV 写出表格的函数。
-        draw_only: 不测量。
+        folder: CSV、图和 README.md 所在的文件夹。
+        experiments: 名字 → 实验的模块(见这个文件的开头)。
+        measures: 名字 → 测量它的函数;不在里面的用已有的 CSV。
     """
-    if not draw_only and DEVICE.type != "cuda":
+    if measures and DEVICE.type != "cuda":
         sys.exit("测量需要 GPU (CUDA),--draw-only 不需要 · measuring needs a GPU, --draw-only none")
     if importlib.util.find_spec("matplotlib") is None:
         sys.exit("缺少 matplotlib · matplotlib is missing: pip install matplotlib")
     if not os.access(folder, os.W_OK):
         sys.exit(f"不能写 {folder},请换一个可写的副本 · cannot write there: use a writable copy")
     try:
-        if not draw_only:
-            measure_parts(folder, parts)
-        for name in parts:
-            if not (folder / name).exists() or not read_rows(folder / name):
+        measure_parts(folder, {experiments[name].CSV: part for name, part in measures.items()})
+        rows = {}
+        for name, experiment in experiments.items():
+            path = folder / experiment.CSV
+            rows[name] = read_rows(path) if path.exists() else []
+            if not rows[name]:
                 sys.exit(
-                    f"{folder / name} 没有数据,请用 git checkout 取回,或在 GPU 上测量 · "
+                    f"{path} 没有数据,请用 git checkout 取回,或在 GPU 上测量 · "
                     f"it has no data: git checkout it, or measure on a GPU"
                 )
-        draw(folder)
+        plt, blocks = pyplot(), {}
+        for name, experiment in experiments.items():
+            if hasattr(experiment, "draw"):
+                experiment.draw(plt, folder, rows[name])
+            blocks[name] = block(experiment, rows[name])
+        plt.close("all")
+        write_blocks(blocks, [folder / "README.md"])
     except OSError as error:  # 例如磁盘已满
         sys.exit(
             f"不能写 {folder}({first_line(error)}),请腾出空间或换一个可写的副本 · "
             f"cannot write there: make room, or use a writable copy"
         )
-    print(tables(folder), end="")
+    print("".join(blocks.values()), end="")

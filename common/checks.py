@@ -9,6 +9,68 @@ from torch.autograd import forward_ad
 
 from triton_course.device import DEVICE, INTERPRETED
 
+VECTOR_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+MATRIX_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+LONGEST = 2**31 - 2**16  # 矩阵的行号、列号和 k 可以是 32 位的,加上一个 tile 也不溢出
+
+
+def check_vectors(x, y):
+    """两个能做点积的向量 · two vectors whose dot product a kernel can take.
+
+    Args:
+        x, y: 形状 (N,),float16、bfloat16、float32 或 float64,dtype 与设备相同,stride 任意。
+
+    Raises:
+        TypeError: 见 check_tensors。
+        ValueError: 不是一维或长度不同,以及 check_tensors 的 ValueError。
+    """
+    check_tensors(VECTOR_DTYPES, x=x, y=y)
+    if x.dim() != 1 or y.dim() != 1 or x.shape != y.shape:
+        raise ValueError(
+            f"x、y 的形状是 {tuple(x.shape)}、{tuple(y.shape)},应为相同的 (N,),请检查长度 · "
+            f"x and y have shapes {tuple(x.shape)} and {tuple(y.shape)}, expected the same (N,): "
+            f"check the lengths, or flatten them"
+        )
+
+
+def check_matrices(a, b, out_dtype=None, dtypes=MATRIX_DTYPES):
+    """两个能相乘的矩阵,和结果的 dtype · two matrices that a kernel can multiply.
+
+    Args:
+        a: 形状 (M, K);b: 形状 (K, N);dtype 与设备相同,stride 任意,每个轴不超过 LONGEST。
+        out_dtype: 结果的 dtype,dtypes 之一;None 表示与输入相同。
+        dtypes: 允许的 dtype 的元组。
+
+    Returns:
+        结果的 dtype。
+
+    Raises:
+        TypeError: out_dtype 不在 dtypes 里,以及 check_tensors 的 TypeError。
+        ValueError: 不是二维、内侧长度不同、太长,以及 check_tensors 的 ValueError。
+    """
+    check_tensors(dtypes, a=a, b=b)
+    if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[0]:
+        raise ValueError(
+            f"a、b 的形状是 {tuple(a.shape)}、{tuple(b.shape)},应为 (M, K)、(K, N),请检查或转置 · "
+            f"a and b have shapes {tuple(a.shape)} and {tuple(b.shape)}, expected (M, K) and "
+            f"(K, N): check them, or transpose one"
+        )
+    if max(*a.shape, *b.shape) > LONGEST:
+        raise ValueError(
+            f"a、b 的形状是 {tuple(a.shape)}、{tuple(b.shape)},每个轴最长 {LONGEST},请分块计算 · "
+            f"a and b have shapes {tuple(a.shape)} and {tuple(b.shape)}, expected no axis above "
+            f"{LONGEST}: multiply them in parts"
+        )
+    if out_dtype is None:
+        return a.dtype
+    if not isinstance(out_dtype, torch.dtype) or out_dtype not in dtypes:
+        got = out_dtype if isinstance(out_dtype, torch.dtype) else type(out_dtype).__name__
+        raise TypeError(
+            f"out_dtype 是 {got},应为 None 或 {dtypes} 之一,请改用其中一个 · "
+            f"out_dtype is {got}, expected None or one of {dtypes}: use one of these"
+        )
+    return out_dtype
+
 
 def check_tensors(dtypes, **tensors):
     """检查几个输入能否一起交给 kernel · check that the inputs can go to one kernel together.

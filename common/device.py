@@ -215,7 +215,10 @@ def _interpreted(run):
 if INTERPRETED:
     from triton.runtime.interpreter import InterpretedFunction
 
+    from triton_course import bfloat16
+
     InterpretedFunction.run = _interpreted(_one_at_a_time(InterpretedFunction.run))
+    bfloat16.mend()
 from triton.runtime.autotuner import Autotuner
 
 Autotuner.run = _one_at_a_time(Autotuner.run)
@@ -238,6 +241,9 @@ def describe():
     )
 
 
+_SEVERAL_GPUS = _gpu is not None and torch.accelerator.device_count() > 1
+
+
 class on_device_of:
     """把张量所在的 GPU 设为当前设备 · make the tensor's GPU the current one, for a launch.
 
@@ -245,7 +251,7 @@ class on_device_of:
     第一次启动要编译:缺少 C 编译器、缓存文件夹不能写、磁盘已满时,用一行说明。
 
     Args:
-        tensor: 任意形状的张量;在 CPU 上时不切换。
+        tensor: 任意形状的张量;在 CPU 上、或只有一块 GPU 时不切换。
 
     Raises:
         ToolError: 编译 kernel 时缺少工具或空间。
@@ -253,7 +259,7 @@ class on_device_of:
 
     def __init__(self, tensor):
         self._switch = None
-        if not tensor.is_cpu:
+        if _SEVERAL_GPUS and not tensor.is_cpu:
             self._switch = torch.accelerator.device_index(tensor.device.index)
 
     def __enter__(self):

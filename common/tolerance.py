@@ -96,6 +96,21 @@ def matmul_bound(a, b, chain, out_dtype=torch.float32, random=True):
     return bound
 
 
+def relative_limit(dtype, K):
+    """随机矩阵的乘积,相对误差的判据 · limit of the relative error of a product of random matrices.
+
+    舍入到 dtype 的相对误差最多是 eps 的一半;FP32 累加的误差像随机游走那样,按 √K 增长。
+
+    Args:
+        dtype: 结果的 dtype。
+        K: 内侧的长度。
+
+    Returns:
+        ‖C - 参考‖ / ‖参考‖(Frobenius 范数)的上限。
+    """
+    return torch.finfo(dtype).eps / 2 + 2**-24 * K**0.5
+
+
 def check_close(got, expected, bound, tile=None, dtype=torch.float32):
     """逐元素对照误差界 · compare every element with its bound.
 

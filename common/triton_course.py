@@ -11,20 +11,42 @@ from pathlib import Path
 __path__ = [str(Path(__file__).resolve().parent)]
 
 from triton_course.device import DEVICE, INTERPRETED, SEED, describe, on_device_of
-from triton_course.checks import check_tensors
+from triton_course.checks import MATRIX_DTYPES, check_matrices, check_tensors, check_vectors
+from triton_course.descriptors import (
+    descriptor_can_take,
+    descriptor_of,
+    for_descriptor,
+    row_alignment,
+)
+from triton_course.hardware import cdiv, compute_capability, multiprocessors, shared_memory
 from triton_course.startup import SetupError, ToolError
-from triton_course.tolerance import check_close, dot_bound, matmul_bound
+from triton_course.tolerance import check_close, dot_bound, matmul_bound, relative_limit
+from triton_course.workspace import forget_workspaces, workspace
 
 __all__ = [
     "DEVICE",
     "INTERPRETED",
+    "MATRIX_DTYPES",
     "SEED",
     "SetupError",
     "ToolError",
+    "cdiv",
     "check_close",
+    "check_matrices",
     "check_tensors",
+    "check_vectors",
+    "compute_capability",
     "describe",
+    "descriptor_can_take",
+    "descriptor_of",
     "dot_bound",
+    "for_descriptor",
+    "forget_workspaces",
     "matmul_bound",
+    "multiprocessors",
     "on_device_of",
+    "relative_limit",
+    "row_alignment",
+    "shared_memory",
+    "workspace",
 ]

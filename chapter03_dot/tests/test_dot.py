@@ -4,9 +4,10 @@ import math
 
 import pytest
 from triton_course import DEVICE, INTERPRETED, check_close, dot_bound
-from triton_course.testing import LESSONS, compiled_only, inside, load_lesson, other_defaults
+from triton_course.testing import LESSONS, compiled_only, inside, other_defaults
 from dot_checks import (
     DTYPES,
+    TRAITS,
     chain,
     check,
     check_every_block,
@@ -19,19 +20,24 @@ from dot_checks import (
     check_strides,
     check_whole_range,
     edges,
+    load,
     reference,
+    traits_of,
     vectors,
 )
 
 import numpy as np
 import torch
 
-SCRIPTS = [path for path in LESSONS.values() if path.parent.name == "chapter03_dot"]
 
-
-@pytest.fixture(params=SCRIPTS, ids=lambda path: path.stem)
+@pytest.fixture(params=TRAITS)
 def lesson(request):
-    return load_lesson(request.param)
+    return load(request.param)
+
+
+def test_table_has_every_lesson():
+    folder = "chapter03_dot"
+    assert set(TRAITS) == {stem for stem, path in LESSONS.items() if path.parent.name == folder}
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -66,7 +72,7 @@ def test_known_values(lesson):
 
 @pytest.mark.parametrize("N", [100_000, 1_000_000])
 def test_large(lesson, N):
-    if INTERPRETED and lesson.__name__ == "dot_compensated":
+    if INTERPRETED and traits_of(lesson).compensated:
         N //= 50  # 解释器里每个块约 3 毫秒,块又小
     check_large(lesson, N)
 

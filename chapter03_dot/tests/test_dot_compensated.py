@@ -7,7 +7,19 @@ import dot_basic
 import dot_compensated
 import pytest
 from triton_course import DEVICE
-from dot_checks import chain, check_twice_the_precision, num_programs
+from triton_course.ill_conditioned import exact_dot, ill_conditioned
+from dot_checks import (
+    LOAD_MARGINS,
+    LOADS,
+    SHARED_MUTANTS,
+    battery,
+    chain,
+    check_rejected,
+    check_twice_the_precision,
+    load,
+    num_programs,
+    only_interpreted,
+)
 
 import torch
 import triton
@@ -62,7 +74,7 @@ def test_without_error(dtype, product, split):
         exact = Fraction(x) * Fraction(y) if product else Fraction(x) + Fraction(y)
         assert Fraction(value) + Fraction(error) == exact
         lost += error != 0
-    assert lost > n / 4  # 确实有零头
+    assert lost > n / 4  # 确实有舍入误差项
 
 
 def test_twice_the_precision():
@@ -72,22 +84,23 @@ def test_twice_the_precision():
 def test_the_basic_lesson_has_only_once_the_precision():
     # 同样的向量能看出差别:检查本身不是空的
     generator = torch.Generator().manual_seed(2)
-    x, y = dot_compensated.ill_conditioned(1000, 1e5, generator)
-    exact = dot_compensated.exact_dot(x, y)
+    x, y = ill_conditioned(1000, 1e5, generator)
+    exact = exact_dot(x, y)
     assert abs(dot_basic.triton_dot(x, y).item() - exact) > 100 * 2.0**-24 * abs(exact)
     assert abs(dot_compensated.triton_dot(x, y).item() - exact) <= 2.0**-23 * abs(exact)
 
 
 @pytest.mark.parametrize("loops", [30, 100])
 def test_systematic_rounding_stays_within_the_theory(loops):
-    # 每次循环舍掉的零头都同向:误差到 γ²·条件数,超过随机数据的 2·u²·条件数
-    width = dot_compensated.BLOCK_SIZE * num_programs(dot_compensated)
+    # 每次循环的舍入误差项都同向:误差到 γ²·条件数,超过随机数据的 2·u²·条件数
+    lesson = load("dot_compensated")
+    width = lesson.BLOCK_SIZE * num_programs(lesson)
     x = torch.full((loops * width,), 2.0**-26 * 0.7, device=DEVICE)
     x[:width], x[-width:] = 1.0, -1.0
-    exact = dot_compensated.exact_dot(x, torch.ones_like(x))
-    condition = 2 * dot_compensated.exact_dot(x.abs(), torch.ones_like(x)) / abs(exact)
-    error = abs(dot_compensated.triton_dot(x, torch.ones_like(x)).item() - exact) / abs(exact)
-    gamma = chain(dot_compensated, len(x)) * 2.0**-24
+    exact = exact_dot(x, torch.ones_like(x))
+    condition = 2 * exact_dot(x.abs(), torch.ones_like(x)) / abs(exact)
+    error = abs(lesson.triton_dot(x, torch.ones_like(x)).item() - exact) / abs(exact)
+    gamma = chain(lesson, len(x)) * 2.0**-24
     assert error <= 2.0**-24 + gamma**2 * condition
 
 
@@ -95,11 +108,11 @@ def test_systematic_rounding_stays_within_the_theory(loops):
 def test_ill_conditioned_vectors(target):
     conditions = []
     for seed in range(5):
-        x, y = dot_compensated.ill_conditioned(300, target, torch.Generator().manual_seed(seed))
+        x, y = ill_conditioned(300, target, torch.Generator().manual_seed(seed))
         assert x.shape == y.shape == (300,) and x.dtype == y.dtype == torch.float32
         exact = sum(Fraction(a) * Fraction(b) for a, b in zip(x.tolist(), y.tolist(), strict=True))
-        assert float(exact) == dot_compensated.exact_dot(x, y)
-        magnitude = dot_compensated.exact_dot(x.abs(), y.abs())
+        assert float(exact) == exact_dot(x, y)
+        magnitude = exact_dot(x.abs(), y.abs())
         conditions.append(math.log10(2 * magnitude / abs(exact)))
     assert abs(sorted(conditions)[2] - math.log10(target)) < 3
 
@@ -108,7 +121,7 @@ def test_ill_conditioned_vectors(target):
 def test_narrow_inputs_are_within_one_ulp(dtype):
     generator = torch.Generator().manual_seed(3)
     x, y = (torch.randn(700, generator=generator).to(dtype).to(DEVICE) for _ in range(2))
-    exact = dot_compensated.exact_dot(x.float(), y.float())
+    exact = exact_dot(x.float(), y.float())
     ulp = 2.0 ** (math.floor(math.log2(abs(exact))) - 23)
     assert abs(dot_compensated.triton_dot(x, y).item() - exact) <= ulp
 
@@ -131,7 +144,7 @@ def test_tiny_products_are_as_exact_as_rounding_once(dtype):
             # 乘积舍入一次:半个 ulp,次正规数的 ulp 是最小的次正规数
             size = exact.numerator.bit_length() - exact.denominator.bit_length()
             bound = Fraction(2) ** (max(size, normal) + smallest - normal - 1)
-            # 舍掉的零头自己也下溢:fma 一次;拆分的乘法五次,p 小于 2^(normal + 3) 时不用它
+            # 舍入误差项自己也下溢:fma 一次;拆分的乘法五次,p 小于 2^(normal + 3) 时不用它
             fused = dot_compensated.FUSED_FMA
             if size >= (normal if fused else normal + 3):
                 bound += Fraction(2) ** (smallest - 1) * (1 if fused else 5)
@@ -141,3 +154,49 @@ def test_tiny_products_are_as_exact_as_rounding_once(dtype):
 def test_inf_where_the_sum_overflows():
     x = torch.full((100,), 1e38, device=DEVICE)
     assert dot_compensated.triton_dot(x, torch.ones_like(x)).item() == math.inf
+
+
+# 错误的 kernel:由 lesson 的源码改一处得到 · wrong kernels, each one change away from the lesson
+MUTANTS = {
+    name: [(margin + old, margin + new) for margin in LOAD_MARGINS.values()]
+    for name, (old, new) in LOADS.items()
+}
+MUTANTS |= SHARED_MUTANTS
+MUTANTS |= {
+    "一个 program 的块太小": [("1, SMALL_BLOCK, 4", "1, 1, 4")],
+    "丢掉最后一个部分和": [("exists = js < num_programs", "exists = js < num_programs - 1")],
+    "s 没有掩码": [("partial_ptr + js, mask=exists, other=0.0", "partial_ptr + js")],
+    "c 没有掩码": [
+        (
+            "partial_ptr + num_programs + js, mask=exists, other=0.0",
+            "partial_ptr + num_programs + js",
+        )
+    ],
+    "c 写到 s 的位置": [("partial_ptr + num_programs + pid, c", "partial_ptr + pid, c")],
+    "不累加": [("= two_sum(s, p)\n            c +=", "= two_sum(s * 0, p)\n            c +=")],
+    "inf 变成 NaN": [('return tl.where(tl.abs(s) < float("inf"), s + c, s)', "return s + c")],
+    "没有补偿": [('return tl.where(tl.abs(s) < float("inf"), s + c, s)', "return s")],
+    "没有乘法的舍入误差项": [
+        ("s, c = two_product(x, y, FUSED_FMA)", "s, c = x * y, x * 0"),
+        ("p, e = two_product(x, y, FUSED_FMA)", "p, e = x * y, x * 0"),
+    ],
+    "没有加法的舍入误差项": [("c += e + t", "c += e")],
+    "合并时丢掉舍入误差项": [("(c1 + c2) + e", "c1 + c2")],
+    "汇总前丢掉舍入误差项": [
+        (
+            "tl.store(partial_ptr + num_programs + pid, c)",
+            "tl.store(partial_ptr + num_programs + pid, c * 0)",
+        )
+    ],
+    "舍入误差项的符号反了": [("(a - (s - t)) + (b - t)", "((s - t) - a) + (t - b)")],
+}
+
+
+def test_right_kernel_passes():
+    battery(load("dot_compensated"))
+
+
+@only_interpreted
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutant_is_rejected(name, tmp_path):
+    check_rejected(load("dot_compensated", tmp_path, MUTANTS[name]))
