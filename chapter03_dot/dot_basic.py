@@ -20,7 +20,7 @@ from pathlib import Path
 here = Path(globals().get("__file__", "cell")).resolve()
 sys.path += [str(folder / "common") for folder in here.parents[:3]]
 # 找不到?请在仓库的文件夹里启动 Python · not found? start Python inside the repository
-from triton_course import DEVICE, INTERPRETED, SEED, check_vectors, dot_bound, on_device_of
+from triton_course import DEVICE, INTERPRETED, SEED, cdiv, check_vectors, dot_bound, on_device_of
 
 import torch
 import triton
@@ -102,7 +102,7 @@ def triton_dot(x, y):
     acc_dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     if N == 0:
         return torch.zeros((), device=x.device, dtype=acc_dtype)
-    num_blocks = triton.cdiv(N, BLOCK_SIZE)
+    num_blocks = cdiv(N, BLOCK_SIZE)
     partial = torch.empty(num_blocks, device=x.device, dtype=acc_dtype)
     out = torch.empty((), device=x.device, dtype=acc_dtype)
 
@@ -127,7 +127,7 @@ def verify():
         expected = torch.dot(x, y)
         error = abs(result.item() - torch.dot(x.double(), y.double()).item())
         # 加法链有多长:乘法 1 次,加法树 log2(N) 层,阶段2 每个 tile 1 次
-        chain = 1 + math.log2(N) + triton.cdiv(N, BLOCK_SIZE * TILE_SIZE)
+        chain = 1 + math.log2(N) + cdiv(N, BLOCK_SIZE * TILE_SIZE)
         tolerance = max(1e-4, dot_bound(x, y, chain).item())
         print(f"N={N}")
         print(f"  Triton结果: {result.item():.6f}")

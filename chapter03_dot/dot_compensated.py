@@ -28,7 +28,7 @@ here = Path(globals().get("__file__", "cell")).resolve()
 sys.path += [str(folder / "common") for folder in here.parents[:3]]
 # 找不到?请在仓库的文件夹里启动 Python · not found? start Python inside the repository
 from triton_course import DEVICE, INTERPRETED, SEED, check_vectors, on_device_of
-from triton_course import forget_workspaces, multiprocessors, workspace
+from triton_course import cdiv, forget_workspaces, multiprocessors, workspace
 from triton_course.ill_conditioned import exact_dot, ill_conditioned
 
 import torch
@@ -168,7 +168,7 @@ def choose(N, device):
     """在 H200 上测出来的选择 · the choice for a length, found by measuring on an H200."""
     if N <= SMALL_BLOCK:
         return Config(1, SMALL_BLOCK, 4)
-    num_programs = min(triton.cdiv(N, BLOCK_SIZE), PROGRAMS_PER_SM * multiprocessors(device))
+    num_programs = min(cdiv(N, BLOCK_SIZE), PROGRAMS_PER_SM * multiprocessors(device))
     return Config(num_programs, BLOCK_SIZE, 8)
 
 

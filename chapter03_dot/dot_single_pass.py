@@ -27,7 +27,7 @@ here = Path(globals().get("__file__", "cell")).resolve()
 sys.path += [str(folder / "common") for folder in here.parents[:3]]
 # 找不到?请在仓库的文件夹里启动 Python · not found? start Python inside the repository
 from triton_course import DEVICE, INTERPRETED, SEED, check_vectors, dot_bound, on_device_of
-from triton_course import forget_workspaces, multiprocessors, workspace
+from triton_course import cdiv, forget_workspaces, multiprocessors, workspace
 
 import torch
 import triton
@@ -107,7 +107,7 @@ def choose(N, contiguous, device):
         block_size, num_warps, per_sm = 4096, 8, 4  # 恰好装满:每个 SM 4·8 个 warp
     else:
         block_size, num_warps, per_sm = 65536, 8, 32  # 先做完的接着做下一个
-    num_programs = min(triton.cdiv(N, block_size), per_sm * multiprocessors(device))
+    num_programs = min(cdiv(N, block_size), per_sm * multiprocessors(device))
     return Config(num_programs, block_size, num_warps)
 
 
@@ -175,7 +175,7 @@ def verify():
         error = abs(result.item() - torch.dot(x.double(), y.double()).item())
         # 加法链有多长:乘法 1 次,加法树 log2(N) 层,跨步循环每次 1 次
         config = choose(N, True, x.device)
-        chain = 1 + math.log2(N) + triton.cdiv(N, config.block_size * config.num_programs)
+        chain = 1 + math.log2(N) + cdiv(N, config.block_size * config.num_programs)
         tolerance = max(1e-4, dot_bound(x, y, chain).item())
         print(f"N={N}")
         print(f"  Triton结果: {result.item():.6f}")

@@ -62,23 +62,42 @@ class Traits(NamedTuple):
     """一个 lesson 有什么不同 · how a lesson differs from the others."""
 
     stem: str
-    one_launch: bool  # 单次启动:有 Config、choose、launch 和工作区
-    compensated: bool  # 精度翻倍
-    large_blocks: bool  # N 很大时换更大的块;choose 还要知道 contiguous
-    programs_per_sm: int  # 每个 multiprocessor 上同时有几个 program;两阶段的没有上限,记作 0
-    partials: int  # 每个 program 写几个部分和
     small_block: int  # 最小的块
     block: int  # 一个 program 就够时,最大的块
     looped_block: int  # 刚开始循环时用的块
+    one_launch: bool = False  # 单次启动:有 Config、choose、launch 和工作区
+    compensated: bool = False  # 精度翻倍
+    large_blocks: bool = False  # N 很大时换更大的块;choose 还要知道 contiguous
+    programs_per_sm: int = 0  # 每个 multiprocessor 上同时有几个 program;两阶段的没有上限
+    partials: int = 1  # 每个 program 写几个部分和
 
 
-BASIC = dot_basic.BLOCK_SIZE
-SMALL, BLOCK = dot_compensated.SMALL_BLOCK, dot_compensated.BLOCK_SIZE
-PER_SM = dot_compensated.PROGRAMS_PER_SM
 TABLE = [
-    Traits("dot_basic", False, False, False, 0, 1, BASIC, BASIC, BASIC),
-    Traits("dot_single_pass", True, False, True, 4, 1, 1024, 4096, 1024),
-    Traits("dot_compensated", True, True, False, PER_SM, 2, SMALL, BLOCK, BLOCK),
+    Traits(
+        "dot_basic",
+        small_block=dot_basic.BLOCK_SIZE,
+        block=dot_basic.BLOCK_SIZE,
+        looped_block=dot_basic.BLOCK_SIZE,
+    ),
+    Traits(
+        "dot_single_pass",
+        small_block=1024,
+        block=4096,
+        looped_block=1024,
+        one_launch=True,
+        large_blocks=True,
+        programs_per_sm=4,
+    ),
+    Traits(
+        "dot_compensated",
+        small_block=dot_compensated.SMALL_BLOCK,
+        block=dot_compensated.BLOCK_SIZE,
+        looped_block=dot_compensated.BLOCK_SIZE,
+        one_launch=True,
+        compensated=True,
+        programs_per_sm=dot_compensated.PROGRAMS_PER_SM,
+        partials=2,
+    ),
 ]
 TRAITS = {traits.stem: traits for traits in TABLE}
 

@@ -44,9 +44,7 @@ MUTANTS = {
     "y 没有掩码": [
         ("offsets * stride_y, mask=mask, other=0.0", "offsets * stride_y"),
     ],
-    "grid 向下取整": [
-        ("num_blocks = triton.cdiv(N, BLOCK_SIZE)", "num_blocks = max(1, N // BLOCK_SIZE)")
-    ],
+    "grid 向下取整": [("num_blocks = cdiv(N, BLOCK_SIZE)", "num_blocks = max(1, N // BLOCK_SIZE)")],
     "少启动一个 program": [("[(num_blocks,)]", "[(max(1, num_blocks - 1),)]")],
     "丢掉最后一个部分和": [("offsets < num_blocks", "offsets < num_blocks - 1")],
     "部分和没有掩码": [(", mask=offsets < num_blocks, other=0.0", "")],
