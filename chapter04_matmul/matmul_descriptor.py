@@ -170,7 +170,7 @@ def verify():
     """几种形状、三种 dtype 对照 float64 · several shapes and dtypes against float64."""
     sizes = [(32, 32, 32), (100, 100, 100), (257, 257, 257), (150, 70, 333)]
     for dtype in MATRIX_DTYPES:
-        for M, N, K in sizes if INTERPRETED else [(257, 257, 257), (2047, 1025, 513)]:
+        for M, N, K in sizes if INTERPRETED else [*sizes, (1000, 1000, 1000), (2047, 1025, 513)]:
             torch.manual_seed(SEED)
             a = torch.randn(M, K, device=DEVICE, dtype=torch.float32).to(dtype)
             b = torch.randn(K, N, device=DEVICE, dtype=torch.float32).to(dtype)

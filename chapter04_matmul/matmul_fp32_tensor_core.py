@@ -139,20 +139,19 @@ def split_kernel(
     B_ROWS: tl.constexpr,
     B_COLUMNS: tl.constexpr,
 ):
-    # 第3步 A 和 B 一起拆 · split both: 前面的 program 拆 A 的行,后面的拆 B 的列
+    # 第3步 A 和 B 一起拆 · split both: 前面的 program 拆 B 的列(它们少而长,先开始),后面的拆 A 的行
     program = tl.program_id(axis=0)
-    a_programs = tl.cdiv(M, A_ROWS)
-    if program < a_programs:
-        split_rows(
-            *(a_ptr, halves_ptr, exponent_ptr, small_ptr, program, M, K, K_PADDED),
-            *(stride_am, stride_ak, stride_hr, A_ROWS, A_COLUMNS),
-        )
-    else:
+    b_programs = tl.cdiv(N, B_ROWS)
+    if program < b_programs:
         b_halves_ptr = halves_ptr + M.to(tl.int64) * stride_hr
         split_rows(
-            *(b_ptr, b_halves_ptr, exponent_ptr + M, small_ptr + M),
-            *(program - a_programs, N, K, K_PADDED),
+            *(b_ptr, b_halves_ptr, exponent_ptr + M, small_ptr + M, program, N, K, K_PADDED),
             *(stride_bn, stride_bk, stride_hr, B_ROWS, B_COLUMNS),
+        )
+    else:
+        split_rows(
+            *(a_ptr, halves_ptr, exponent_ptr, small_ptr, program - b_programs, M, K, K_PADDED),
+            *(stride_am, stride_ak, stride_hr, A_ROWS, A_COLUMNS),
         )
 
 
@@ -405,7 +404,7 @@ def matmul(a, b):
 def verify():
     """几种形状、几种数据对照 float64 · several shapes and kinds of data against float64."""
     sizes = [(32, 32, 32), (100, 100, 100), (257, 257, 257)]
-    for M, N, K in sizes if INTERPRETED else [(100, 100, 100), (2047, 1025, 8199)]:
+    for M, N, K in sizes if INTERPRETED else [*sizes, (1000, 1000, 1000), (2047, 1025, 8199)]:
         for kind in ["normal", "rows scaled", "K scaled"]:
             torch.manual_seed(SEED)
             a = torch.randn(M, K, device=DEVICE, dtype=torch.float32)

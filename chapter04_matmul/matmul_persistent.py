@@ -4,11 +4,8 @@
 
 算法(P 个 program 一直不退出,所以写回一个 tile 时,下一个 tile 的加载已经开始):
 
-    for 每个 program p(并行,共 P 个):
-        for tile = p, p+P, p+2P, … < tile 的总数:
-            for k in 0, BLOCK_K, 2·BLOCK_K, … < K:
-                acc += A.load([行, k]) @ B.load([k, 列])
-            把 acc 分成左右两半写回
+    for 每个 program p(并行,共 P 个),tile = p, p+P, p+2P, … < tile 的总数:
+        像上一课那样算这个 tile,分成左右两半写回
 
 运行:python chapter04_matmul/matmul_persistent.py(没有 GPU 时自动用 Triton 解释器)
 """
@@ -86,7 +83,6 @@ def matmul_kernel(
     A_BY_COLUMNS: tl.constexpr,
     B_BY_COLUMNS: tl.constexpr,
     FLATTEN: tl.constexpr,
-    GROUP_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -98,9 +94,8 @@ def matmul_kernel(
     num_pid_m = tl.cdiv(M, BLOCK_M)
     num_pid_n = tl.cdiv(N, BLOCK_N)
     num_tiles = num_pid_m * num_pid_n
-    num_programs = tl.num_programs(axis=0)
-    for tile in tl.range(tl.program_id(axis=0), num_tiles, num_programs, flatten=FLATTEN):
-        pid_m, pid_n = grouped_order(tile, num_pid_m, num_pid_n, GROUP_SIZE)
+    for tile in tl.range(tl.program_id(0), num_tiles, tl.num_programs(0), flatten=FLATTEN):
+        pid_m, pid_n = grouped_order(tile, num_pid_m, num_pid_n, GROUP_SIZE=8)
         row = pid_m * BLOCK_M
         column = pid_n * BLOCK_N
         acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
@@ -136,17 +131,15 @@ def choose(M, N, K, dtype, device):
         epilogue = c.block_m * c.block_n // 2 * 4 + 1024  # 半个 FP32 的 tile,和 barrier
         if pipeline + epilogue <= shared_memory(device):
             costs[c] = rounds * c.per_sm * c.block_m * c.block_n / speed
-    config = min(costs, key=costs.get) if costs else c
-    return config._replace(alignment=row_alignment(M, N, K, dtype))
+    return min(costs, key=costs.get)._replace(alignment=row_alignment(M, N, K, dtype))
 
 
 def launch(a, b, c, config):
     """复制描述符读不了的,启动,结果写进 c · copy what TMA cannot read, and launch."""
     (M, N), K = c.shape, a.shape[1]
     tiles = cdiv(M, config.block_m) * cdiv(N, config.block_n)
-    big = a.element_size() == 2 and config.block_m * config.block_n >= 128 * 128
-    c_desc = None
-    if big and descriptor_can_take(c):  # 小的 tile 和 FP32 直接写更快
+    c_desc = None  # 小的 tile 和 FP32 直接写更快
+    if a.element_size() == 2 and min(config[:2]) >= 128 and descriptor_can_take(c):
         c_desc = TensorDescriptor.from_tensor(c, [config.block_m, config.block_n // 2])
     with on_device_of(a):
         a_desc, a_by_columns = descriptor_of(a, [config.block_m, config.block_k], config.alignment)
@@ -157,7 +150,6 @@ def launch(a, b, c, config):
             A_BY_COLUMNS=a_by_columns,
             B_BY_COLUMNS=b_by_columns,
             FLATTEN=a.element_size() == 2,
-            GROUP_SIZE=8,
             BLOCK_M=config.block_m,
             BLOCK_N=config.block_n,
             BLOCK_K=config.block_k,

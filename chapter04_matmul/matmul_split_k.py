@@ -21,20 +21,12 @@ from typing import NamedTuple
 here = Path(globals().get("__file__", "cell")).resolve()
 sys.path += [str(folder / "common") for folder in here.parents[:3]]
 # 找不到?请在仓库的文件夹里启动 Python · not found? start Python inside the repository
-from triton_course import DEVICE, INTERPRETED, MATRIX_DTYPES, SEED, cdiv, check_matrices
-from triton_course import (
-    descriptor_of,
-    multiprocessors,
-    on_device_of,
-    relative_limit,
-    shared_memory,
-)
+from triton_course import DEVICE, INTERPRETED, MATRIX_DTYPES, SEED, relative_limit, shared_memory
+from triton_course import cdiv, check_matrices, descriptor_of, multiprocessors, on_device_of
 
 import torch
 import triton
 import triton.language as tl
-
-NUMBERS_PER_PROGRAM = 4096  # 相加的 kernel 里,一个 program 读多少个部分和
 
 
 class Config(NamedTuple):
@@ -49,9 +41,8 @@ class Config(NamedTuple):
 
 # 元素的字节数 → 行数不超过 block_m 时用的 tile,最后一种不限行数;前面是每个 SM 放几个 program
 CONFIGS = {
-    # B 要从显存流过一遍:在路上的字节越多越好,所以级数取到共享内存装满
+    # 16 位:B 从显存流过一遍,在路上的字节越多越好;FP32:乘加才是瓶颈,多放几个 program
     2: [(1, Config(16, 64, 256, 5)), (1, Config(32, 64, 128, 8)), (1, Config(64, 64, 128, 6))],
-    # FP32 不用 tensor core,乘加才是瓶颈:多放几个 program,一个等待时别的在算
     4: [(4, Config(16, 64, 32, 4)), (4, Config(32, 128, 32, 3)), (4, Config(64, 64, 32, 3))],
 }
 
@@ -73,8 +64,7 @@ def split_k_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    # 第1步 我的 tile 和我的一段 K · which tile, and which part of K
-    #       pid_m 变得最快:用同一块 B 的 program 挨着
+    # 第1步 我的 tile 和我的一段 K · which tile, and which part of K(用同一块 B 的 program 挨着)
     num_pid_m = tl.cdiv(M, BLOCK_M)
     num_tiles = num_pid_m * tl.cdiv(N, BLOCK_N)
     pid = tl.program_id(axis=0)
@@ -82,8 +72,7 @@ def split_k_kernel(
     row = pid % num_tiles % num_pid_m * BLOCK_M
     column = pid % num_tiles // num_pid_m * BLOCK_N
     first_k = split * K_PER_SPLIT
-    # 第2步 谁当行 · which side gives the rows
-    #       Hopper 的 wgmma 一次至少 64 行、8 列:M 小的时候,让 N 当行才不浪费,就算 Cᵀ = Bᵀ·Aᵀ
+    # 第2步 谁当行 · which side gives the rows(wgmma 要 64 行、8 列:M 小就让 N 当行,算 Cᵀ = Bᵀ·Aᵀ)
     acc = tl.zeros((BLOCK_N, BLOCK_M) if SWAP else (BLOCK_M, BLOCK_N), dtype=tl.float32)
     for k in range(first_k, tl.minimum(first_k + K_PER_SPLIT, K), BLOCK_K):
         # 第3步 加载,乘加 · load, multiply and accumulate
@@ -95,10 +84,9 @@ def split_k_kernel(
     offs_m = row + tl.arange(0, BLOCK_M)
     offs_n = column.to(tl.int64) + tl.arange(0, BLOCK_N)
     out_rows = split.to(tl.int64) * M + offs_m
-    out_ptrs = out_ptr + out_rows[:, None] * stride_om + offs_n[None, :]
     mask = (offs_m < M)[:, None] & (offs_n < N)[None, :]
     acc = (acc.T if SWAP else acc).to(out_ptr.dtype.element_ty)
-    tl.store(out_ptrs, acc, mask=mask)
+    tl.store(out_ptr + out_rows[:, None] * stride_om + offs_n[None, :], acc, mask=mask)
 
 
 @triton.jit
@@ -120,8 +108,7 @@ def add_kernel(
     splits = tl.arange(0, BLOCK_S).to(tl.int64)
     partial_rows = splits[:, None] * M + rows[None, :]
     mask = (splits < S)[:, None] & (rows < M)[None, :]
-    partial_ptrs = partial_ptr + partial_rows * stride_pm + columns[None, :]
-    partials = tl.load(partial_ptrs, mask=mask, other=0.0)
+    partials = tl.load(partial_ptr + partial_rows * stride_pm + columns[None, :], mask, other=0.0)
     total = tl.sum(partials, axis=0).to(c_ptr.dtype.element_ty)
     tl.store(c_ptr + rows * stride_cm + columns, total, mask=rows < M)
 
@@ -136,8 +123,7 @@ def choose(M, N, K, dtype, device):
     # 第6步 切几段 · how many parts: 要多启动一次、多读写一遍部分和,空闲的达到三分之二时才划算
     tiles = cdiv(M, config.block_m) * cdiv(N, config.block_n)
     splits = multiprocessors(device) * per_sm // tiles
-    blocks = cdiv(K, config.block_k)
-    k_per_split = config.block_k * (cdiv(blocks, splits) if splits >= 3 else blocks)
+    k_per_split = config.block_k * cdiv(K, config.block_k * (splits if splits >= 3 else 1))
     return config._replace(num_stages=stages, k_per_split=k_per_split)
 
 
@@ -159,12 +145,11 @@ def launch(a, b, c, config):
             BLOCK_M=config.block_m,
             BLOCK_N=config.block_n,
             BLOCK_K=config.block_k,
-            num_warps=4,
             num_stages=config.num_stages,
         )
         if splits > 1:
             block_s = triton.next_power_of_2(splits)
-            block = NUMBERS_PER_PROGRAM // block_s
+            block = 4096 // block_s  # 一个 program 读 4096 个部分和
             arguments = (out, c, M, N, splits, out.stride(0), c.stride(0), block_s, block)
             add_kernel[(cdiv(M * N, block),)](*arguments)
 
