@@ -77,7 +77,13 @@ if [ $mode = tests ]; then
     found=(common/tests/test_*.py chapter*/tests/test_*.py)
     limit=900
 else
-    found=(chapter*/*.py)
+    # 一章的顺序在 docstring 的第一行:"""第4章 第3课 …;没有这一行的在最后 · in the order of the ladder
+    mapfile -t found < <(
+        for script in chapter*/*.py; do
+            lesson=$(LC_ALL=C sed -n '1s/^"""第[0-9]*章 第\([0-9][0-9]*\)课 .*/\1/p;q' "$script")
+            echo "${script%%/*} ${lesson:-999} $script"
+        done | LC_ALL=C sort -k1,1 -k2,2n -k3 | cut -d ' ' -f 3-
+    )
     limit=300
 fi
 [ ${#found[@]} -gt 0 ] || fail "在 ${root} 没有找到脚本 · no script found there"

@@ -1,6 +1,6 @@
 """第3章 第2课 向量点积:单次启动 · Chapter 3, lesson 2, dot product: one launch.
 
-上一课启动两次;这一课只启动一次,最后到达的 program 负责汇总。
+上一课(dot_basic)启动两次;这一课只启动一次,最后到达的 program 负责汇总。
 
 数学:x、y 是长度为 N 的向量,result = Σ x[i]·y[i]。
 

@@ -1,6 +1,6 @@
 """第4章 第8课 矩阵乘法:用 tensor core 算 FP32 · Chapter 4, lesson 8: FP32 on tensor cores.
 
-以前的 FP32 不用 tensor core;这一课把一个 FP32 写成两个 FP16 之和,三个 FP16 的乘积代替一个。
+上一课(matmul_split_k)的 FP32 不用 tensor core;这一课把一个数写成两个 FP16 之和。
 
 想法(一个数有两半 (halves),三个乘积,累加器提升 (promotion)):
 
@@ -43,7 +43,7 @@ GROUP_SIZE = 8  # 一组有几行 tile
 BLOCK_K = 64
 SHORTEST = 256  # M、N、K 有一个小于它,就只用 IEEE FP32
 IEEE_TILE = (64, 64, 32)  # 重算时的 tile,整除下面每一种
-SPLIT_SIZE = 4096  # 拆的时候一个 program 一次读多少个数
+SPLIT_SIZE = 8192  # 拆的时候一个 program 一次读多少个数
 LARGEST = tl.constexpr(14)  # 每行最大的数乘到 [2^14, 2^15):FP16 最大是 65504
 LO_SCALE = tl.constexpr(2.0**11)  # lo 放大这么多,才不是 FP16 的次正规数
 SMALL = tl.constexpr(2.0**-12)  # 乘过以后比它小的数,hi 和 lo 装不下它的 24 位

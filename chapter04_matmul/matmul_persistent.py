@@ -139,7 +139,7 @@ def launch(a, b, c, config):
     (M, N), K = c.shape, a.shape[1]
     tiles = cdiv(M, config.block_m) * cdiv(N, config.block_n)
     c_desc = None  # 小的 tile 和 FP32 直接写更快
-    if a.element_size() == 2 and min(config[:2]) >= 128 and descriptor_can_take(c):
+    if c.element_size() == 2 and min(config[:2]) >= 128 and descriptor_can_take(c):
         c_desc = TensorDescriptor.from_tensor(c, [config.block_m, config.block_n // 2])
     with on_device_of(a):
         a_desc, a_by_columns = descriptor_of(a, [config.block_m, config.block_k], config.alignment)

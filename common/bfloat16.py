@@ -26,7 +26,7 @@ def narrow(data):
     return TensorHandle(np.where(np.isnan(data), quiet, rounded).astype(np.uint16), tl.bfloat16)
 
 
-def _convert(convert):
+def _convert(convert, cast=InterpreterBuilder.cast_impl):
     """类型转换 · conversions from and to BF16 go through FP32."""
 
     @functools.wraps(convert)
@@ -36,9 +36,8 @@ def _convert(convert):
             return convert(self, src, dst_type, *rest)
         src = widen(src)
         if target == tl.bfloat16:
-            wide = src if src.dtype.scalar == tl.float32 else convert(self, src, tl.float32, *rest)
-            return narrow(wide.data)
-        return src if target == tl.float32 else convert(self, src, dst_type, *rest)
+            return narrow(cast(self, src, tl.float32).data)
+        return cast(self, src, dst_type)
 
     return converted
 
@@ -51,6 +50,17 @@ def _binary(operate):
         out = operate(self, widen(lhs), widen(rhs), op)
         keeps = lhs.dtype.scalar == tl.bfloat16 and out.data.dtype == np.float32
         return narrow(out.data) if keeps else out
+
+    return wide
+
+
+def _unary(operate):
+    """负号等 · the sign, among others."""
+
+    @functools.wraps(operate)
+    def wide(self, arg, op):
+        out = operate(self, widen(arg), op)
+        return narrow(out.data) if arg.dtype.scalar == tl.bfloat16 else out
 
     return wide
 
@@ -69,5 +79,7 @@ def mend():
     """改正解释器 · put the interpreter right, once."""
     InterpreterBuilder.cast_impl = _convert(InterpreterBuilder.cast_impl)
     InterpreterBuilder.create_fp_to_fp = _convert(InterpreterBuilder.create_fp_to_fp)
+    InterpreterBuilder.unary_op = _unary(InterpreterBuilder.unary_op)
+    InterpreterBuilder.get_bf16 = lambda self, value: narrow(np.array([value], dtype=np.float32))
     InterpreterBuilder.binary_op = _binary(InterpreterBuilder.binary_op)
     InterpreterBuilder.create_dot = _dot(InterpreterBuilder.create_dot)

@@ -5,11 +5,16 @@
 """
 
 import contextlib
+import functools
 import importlib.util
+import json
 import math
+import mmap
 import os
+import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from unittest import mock
 
@@ -34,8 +39,20 @@ if not EXAMPLES.isdecimal() or int(EXAMPLES) == 0:
         returncode=2,
     )
 EXAMPLES = int(EXAMPLES)
-# 每个 lesson:名字 → 路径
-LESSONS = {p.stem: p for p in sorted(Path(__file__).resolve().parents[1].glob("chapter*/*.py"))}
+
+
+def _place(path):
+    """第几课写在 docstring 的第一行 · the place of a lesson in the ladder."""
+    with path.open(encoding="utf-8") as file:
+        number = re.match(r'"""第\d+章 第(\d+)课 ', file.readline())
+    return path.parent.name, int(number[1]) if number else math.inf, path.name
+
+
+# 每个 lesson:名字 → 路径,照它们的顺序
+LESSONS = {
+    path.stem: path
+    for path in sorted(Path(__file__).resolve().parents[1].glob("chapter*/*.py"), key=_place)
+}
 
 
 @contextlib.contextmanager
@@ -84,6 +101,24 @@ def inside(t, fill):
     return view.copy_(t)
 
 
+def huge(elements, dtype):
+    """很大的缓冲区,CPU 上只有用到的页才占内存 · a huge buffer that takes memory where used.
+
+    Args:
+        elements: 元素的个数。
+        dtype: 元素的 dtype。
+
+    Returns:
+        形状 (elements,),在 DEVICE 上,内容不定。
+    """
+    if not INTERPRETED:
+        return torch.empty(elements, dtype=dtype, device=DEVICE)
+    no_reserve = 0x4000  # mmap.MAP_NORESERVE,Python 3.13 才有这个名字
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve
+    memory = mmap.mmap(-1, elements * dtype.itemsize, flags=flags)
+    return torch.frombuffer(memory, dtype=dtype)
+
+
 def _addresses(t):
     """张量每个元素的地址,升序 · address of every element, sorted."""
     offsets = np.zeros((), dtype=np.int64)
@@ -102,6 +137,8 @@ class _Watch:
         self.faults = []
 
     def allow(self, output):
+        if output.dtype == torch.int32 and output.dim():  # 可以当作 16 位的数来用
+            output = output.view(torch.int16)
         self.writable = np.union1d(self.writable, _addresses(output))
 
     def __getattr__(self, name):
@@ -227,8 +264,6 @@ def wild_values(draw, shape, dtype, seed):
         if t.numel():
             where = torch.randint(t.numel(), (1,), generator=generator).item()
             t.view(-1)[where] = value
-    if INTERPRETED and dtype == torch.bfloat16:
-        t[t.abs() < tiny] = 0.0  # 解释器(3.6–3.9)把 bfloat16 的 subnormal 提升成错误的数
     return t.to(DEVICE)
 
 
@@ -260,6 +295,64 @@ def load_lesson(path, folder=None, replace=()):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+# 先 import numpy 和 torch,然后为每一行输入 fork 一个进程:每次都重新 import 它们要两三秒
+_SERVER = """
+import json, os, sys
+import numpy, torch
+for line in sys.stdin:
+    code, cwd, env, *paths = json.loads(line)
+    child = os.fork()
+    if child == 0:
+        for number, path in enumerate(paths, start=1):
+            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+        os.chdir(cwd)
+        os.environ.update(env)
+        status = 0
+        try:
+            exec(code, {"__name__": "__main__"})
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+            status = 1
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+@functools.cache
+def _server():
+    removed = ("TRITON_INTERPRET", "TORCHDYNAMO_DISABLE", "PYTHONSAFEPATH")
+    return subprocess.Popen(
+        [sys.executable, "-c", _SERVER],
+        env={key: value for key, value in os.environ.items() if key not in removed},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        encoding="utf-8",
+    )
+
+
+def forked(code, cwd=None, **env):
+    """像 python -c 那样在新进程里运行,只是已经 import 了 torch · like python -c, but quick.
+
+    Args:
+        code: Python 的源码。
+        cwd: 在哪个文件夹里运行;None 是仓库。
+        env: 另外的环境变量;TRITON_INTERPRET 只有这里给的。
+
+    Returns:
+        subprocess.CompletedProcess,输出是文字。
+    """
+    cwd = cwd or Path(__file__).resolve().parents[1]
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [Path(folder) / name for name in ("stdout", "stderr")]
+        request = [code, str(cwd), env, *map(str, paths)]
+        print(json.dumps(request), file=_server().stdin, flush=True)
+        status = int(_server().stdout.readline())
+        out, err = (path.read_text(encoding="utf-8") for path in paths)
+    return subprocess.CompletedProcess(code, status, out, err)
 
 
 def check_without_gpu(script):

@@ -51,4 +51,5 @@ def fastest(configs, launch, M, N, K, dtype, device):
     with ThreadPoolExecutor(len(configs)) as pool:  # 编译的大部分时间不占 GIL,可以同时进行
         list(pool.map(compile_one, configs))
     torch.accelerator.synchronize(device)
-    return min(configs, key=lambda config: _time(lambda: launch(a, b, c, config)))
+    with torch.accelerator.device_index(device.index):  # 计时用的 graph 和 event 在当前的 GPU 上
+        return min(configs, key=lambda config: _time(lambda: launch(a, b, c, config)))

@@ -5,6 +5,7 @@ import statistics
 from pathlib import Path
 
 from matmul_contenders import (
+    CHAPTER,
     DTYPES,
     MISSING,
     PEERS,
@@ -14,8 +15,10 @@ from matmul_contenders import (
     in_order,
     timed,
 )
+from triton_course import DEVICE
 from triton_course.bench import (
     by_name,
+    lessons,
     markdown,
     measure_cases,
     number,
@@ -36,6 +39,13 @@ SQUARES = [256, 512, 1000, 1023, 1024, 2047, 2048, 4095, 4096, 5000, 8192, 16384
 SHAPES = [(n, n, n) for n in SQUARES]
 SHAPES += [(m, n, n) for n in (4096, 8192) for m in (1, 8, 16, 32, 64)] + [(256, 256, 65536)]
 LIMITS = {"NVIDIA H200": (4.8, 989)}  # 显存 TB/s 和 BF16 TFLOP/s 的上限,来自 datasheet
+
+
+def tune(dtype, M, N, K):
+    """先让 lesson 调优 · tune the lessons: torch.compile 留下线程以后,它们就不能用 graph 计时。"""
+    device = torch.empty(0, device=DEVICE).device  # 带编号的,与输入的一样
+    for name in ("matmul_autotuned", "matmul_descriptor"):
+        lessons(CHAPTER, STYLES)[name].choose(M, N, K, dtype, device)
 
 
 def measure_shape(dtype, M, N, K):
@@ -70,7 +80,10 @@ def measure_and_keep(dtype, M, N, K):
 def measure(names=DTYPES):
     """matmul.csv:测量这些 dtype,别的行留下 · measure these dtypes, keep the other rows."""
     cases = [(dtype, *shape) for dtype in DTYPES.values() for shape in SHAPES]
-    measure_cases([case for case in cases if str(case[0])[6:] in names], measure_and_keep)
+    wanted = [case for case in cases if str(case[0])[6:] in names]
+    for case in wanted:
+        tune(*case)
+    measure_cases(wanted, measure_and_keep)
     order = {(str(dtype)[6:], *map(str, shape)): i for i, (dtype, *shape) in enumerate(cases)}
     found = [[] for _ in cases]
     for row in kept_rows():

@@ -3,12 +3,14 @@
 import contextlib
 import math
 import mmap
+from typing import Any, NamedTuple
 from unittest import mock
 
+import pytest
+import triton_course
 from triton_course import DEVICE, INTERPRETED, check_close, matmul_bound
 from triton_course.testing import CANARY, LESSONS, guarded, inside, load_lesson
 
-import pytest
 import torch
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
@@ -16,26 +18,233 @@ OUT_DTYPES = [None, *DTYPES]
 BLOCK = 16
 
 
-def is_basic(lesson):
-    """基础 lesson 只收方阵,有 block_size,结果总是 float32 · is it the basic lesson."""
-    return hasattr(lesson, "BLOCK_SIZES")
+# 错误的 kernel:由 lesson 的源码改一处得到(有的要改几行);几个 lesson 共有的在这里
+# wrong kernels, one change away from a lesson: here those that several lessons share
+A_MASK = "mask_m[:, None] & mask_k[None, :]"
+B_MASK = "mask_k[:, None] & mask_n[None, :]"
+TF32 = "(({0}.to(tl.int32, bitcast=True) + 4096) & -8192).to(tl.float32, bitcast=True)"
+NEGATIVE = "a.is_neg() != b.is_neg()"
 
 
-def is_fp32(lesson):
-    """只收 float32、没有 out_dtype 的 lesson · does it take float32 only."""
-    return hasattr(lesson, "split_kernel")
+def pointer_mutants(block_m, block_n, block_k):
+    """用指针和掩码的 lesson · what can go wrong with pointers and masks."""
+    arange = f"tl.arange(0, {block_k})"
+    return {
+        "没有 K 掩码": [("mask_k = offs_k < K", "mask_k = offs_k >= 0")],
+        "K 掩码在循环外": [("mask_k = offs_k < K", f"mask_k = {arange} < K")],
+        "A 没有行掩码": [(A_MASK, "mask_k[None, :]")],
+        "A 没有 K 掩码": [(A_MASK, "mask_m[:, None]")],
+        "B 没有 K 掩码": [(B_MASK, "mask_n[None, :]")],
+        "B 没有列掩码": [(B_MASK, "mask_k[:, None]")],
+        "写回没有行掩码": [("mask=mask_m[:, None] & mask_n[None, :]", "mask=mask_n[None, :]")],
+        "写回没有列掩码": [("mask=mask_m[:, None] & mask_n[None, :]", "mask=mask_m[:, None]")],
+        "丢掉最后一块 K": [(f"range(0, K, {block_k})", f"range(0, K - {block_k}, {block_k})")],
+        "忽略 A 的行 stride": [("offs_m[:, None] * stride_am", "offs_m[:, None] * K")],
+        "忽略 A 的列 stride": [("offs_k[None, :] * stride_ak", "offs_k[None, :]")],
+        "忽略 B 的行 stride": [("offs_k[:, None] * stride_bk", "offs_k[:, None] * N")],
+        "忽略 B 的列 stride": [("offs_n[None, :] * stride_bn", "offs_n[None, :]")],
+        "忽略 C 的行 stride": [("offs_m[:, None] * stride_cm", "offs_m[:, None] * N")],
+        "行号 32 位": [("pid_m.to(tl.int64)", "pid_m")],
+        "列号 32 位": [("pid_n.to(tl.int64)", "pid_n")],
+        "k 32 位": [(f"{arange}.to(tl.int64)", arange)],
+        "grid 向下取整": [
+            (f"cdiv(N, config.{block_n.lower()})", f"max(1, N // config.{block_n.lower()})")
+        ],
+        "行的 grid 向下取整": [
+            (f"cdiv(M, config.{block_m.lower()})", f"max(1, M // config.{block_m.lower()})")
+        ],
+    }
 
 
-def dtypes_of(lesson):
-    """lesson 收的 dtype · the dtypes that a lesson takes."""
-    return [torch.float32] if is_fp32(lesson) else DTYPES
+def tensor_core_mutants(left, right, end=""):
+    """16 位的数进 tensor core 的 lesson · with the operands of tl.dot, and what ends the K loop."""
+    dot = f'tl.dot({left}, {right}, acc, input_precision="ieee")'
+    return {
+        "FP16 累加器": [(dot, dot + ".to(tl.float16).to(tl.float32)")],
+        "FP16 乘积": [
+            (dot, f"acc + tl.dot({left}.to(tl.float16), {right}.to(tl.float16))"),
+        ],
+        "不累加": [(dot, dot.replace("acc, ", ""))],
+        "输入舍入到 TF32 的 10 位": [
+            (
+                dot,
+                dot.replace(f"({left},", f"({TF32.format(left + '.to(tl.float32)')},").replace(
+                    f" {right},", f" {right}.to(tl.float32),"
+                ),
+            ),
+        ],
+        "BF16 经过 FP16": [
+            (
+                dot,
+                dot.replace(f"({left},", f"({left}.to(tl.float16).to({left}.dtype),"),
+            ),
+        ],
+        "inf 和 NaN 当作 0": [
+            (
+                dot,
+                dot.replace(
+                    f"({left},",
+                    f"(tl.where(tl.abs({left}) < float('inf'), {left}, 0.0).to({left}.dtype),",
+                ),
+            ),
+        ],
+        "忽略负视图": [(NEGATIVE, "False")],
+        "只看 A 的负视图": [(NEGATIVE, "a.is_neg() and not b.is_neg()")],
+        "不理会 out_dtype": [
+            ("device=a.device, dtype=out_dtype)", "device=a.device, dtype=a.dtype)")
+        ],
+        "结果总是 FP32": [
+            ("device=a.device, dtype=out_dtype)", "device=a.device, dtype=torch.float32)")
+        ],
+        "先舍入到 FP16": [
+            (".to(c_ptr.dtype.element_ty)", ".to(tl.float16).to(c_ptr.dtype.element_ty)")
+        ],
+        "K 的循环次数用了 N": [(f"K{end}, BLOCK_", f"N{end}, BLOCK_")],
+    }
 
 
-def load_untuned(path):
+GROUP_MUTANTS = {  # tile 按组排列的 lesson
+    "最后一组没有收紧": [("tl.minimum(num_pid_m - first_pid_m, GROUP_SIZE)", "GROUP_SIZE")],
+    "收紧时忘了前面的组": [("num_pid_m - first_pid_m, GROUP_SIZE", "num_pid_m, GROUP_SIZE")],
+    "组的第一行没有乘 GROUP_SIZE": [("num_pid_in_group * GROUP_SIZE", "num_pid_in_group")],
+    "组里的行列对调": [
+        (
+            "return first_pid_m + pid_in_group % group_rows, pid_in_group // group_rows",
+            "return first_pid_m + pid_in_group // num_pid_n, pid_in_group % group_rows",
+        )
+    ],
+}
+DESCRIPTOR_MUTANTS = {  # 用描述符的 lesson
+    "B 的坐标对调": [
+        ("B_BY_COLUMNS else b_desc.load([k, column])", "B_BY_COLUMNS else b_desc.load([column, k])")
+    ],
+    "A 的坐标对调": [
+        ("A_BY_COLUMNS else a_desc.load([row, k])", "A_BY_COLUMNS else a_desc.load([k, row])")
+    ],
+    "A 没有转置回来": [("a_desc.load([k, row]).T", "a_desc.load([k, row])")],
+    "忘了 A 是转置的": [("A_BY_COLUMNS=a_by_columns", "A_BY_COLUMNS=False")],
+    "K=0 也启动": [("if K == 0 or c.numel() == 0:", "if c.numel() == 0:")],
+    "空的也启动": [("if K == 0 or c.numel() == 0:", "if K == 0:")],
+    "K=0 时没有写": [("return c.zero_()", "return c")],
+    "写回没有行掩码": [("(offs_m < M)[:, None] & (offs_n < N)", "(offs_n < N)")],
+    "写回没有列掩码": [("& (offs_n < N)[None, :]", "& (offs_n >= 0)[None, :]")],
+}
+
+
+class Traits(NamedTuple):
+    """一个 lesson 有什么不同 · how a lesson differs from the others."""
+
+    stem: str
+    dtypes: list = DTYPES
+    square: bool = False  # 只收方阵,有 block_size 参数,没有 Config,结果总是 float32
+    has_out_dtype: bool = True
+    small: tuple = ()  # 小 tile 的 Config,省得用大矩阵
+    settings: dict = {}  # 用小 tile 时,这些常数换成这样
+    tuned: bool = False  # choose 逐个计时
+    descriptors: bool = False  # 描述符读不了的要复制
+    splits: bool = False  # K 拆成几段
+    own: Any = None  # own(lesson, dtype):它自己的 Config,这块 GPU 装得下的
+    checks: tuple = ()  # battery 里另有的检查
+
+    def tile(self, config):
+        """Config 的 tile:(行, 列, 每次走几个 k) · the tile of a Config."""
+        if "block_size" in config._fields:
+            return (config.block_size,) * 3
+        return config.block_m, config.block_n, getattr(config, "block_k", 64)
+
+
+def fitting(lesson, dtype):
+    """CONFIGS 里流水线装得下的 · those of its list whose pipeline fits into shared memory."""
+    limit = math.inf if INTERPRETED else triton_course.shared_memory(DEVICE) - 1024
+    tiles = [(c, *TRAITS[lesson.__name__].tile(c)) for c in lesson.CONFIGS]
+    return [c for c, m, n, k in tiles if c.num_stages * (m + n) * k * dtype.itemsize <= limit]
+
+
+def listed(lesson, dtype):
+    """CONFIGS 里这个 dtype 的 · those that it lists for this dtype: H200 都装得下。"""
+    return [config for *_, config in lesson.CONFIGS[dtype.itemsize]]
+
+
+def chosen(lesson, dtype):
+    """它对每种大小都用的 · the one that it uses for every size."""
+    return [lesson.choose(100, 100, 100, dtype, DEVICE)]
+
+
+def check_many_rows(lesson):
+    # 10 行 tile:一组 8 行,第二组不满
+    with small_tile(lesson):
+        check(lesson, *matrices(150, 35, 20, torch.float32, 16))
+
+
+def check_many_parts(lesson):
+    # 69 段
+    with small_tile(lesson):
+        check(lesson, *matrices(5, 33, 2200, torch.float32, 15))
+
+
+def check_alignment_of_copies(lesson):
+    """config.alignment 说按几字节对齐,就按几字节 · rows that do not start there are copied."""
+    a, b = matrices(20, 24, 40, torch.float16, 17)
+    for alignment, copies in [(16, 0), (128, 2)]:
+        c = torch.empty(20, 24, device=DEVICE)
+        config = lesson.choose(20, 24, 40, a.dtype, DEVICE)._replace(alignment=alignment)
+        copied = mock.Mock(wraps=triton_course.descriptors.copied)
+        with mock.patch.object(triton_course.descriptors, "copied", copied):
+            lesson.launch(a, b, c, config)
+        assert copied.call_count == copies, f"复制了 {copied.call_count} 次 · copied that often"
+        compare(lesson, c.cpu(), a.cpu(), b.cpu(), torch.float32)
+
+
+TABLE = [
+    Traits("matmul_basic", square=True, has_out_dtype=False),
+    Traits("matmul_tensor_core", small=(16, 4), own=chosen),
+    Traits("matmul_grouped", small=(16, 4, 2), own=chosen),
+    Traits("matmul_autotuned", small=(16, 32, 16, 4, 2, 2), tuned=True, own=fitting),
+    Traits(
+        "matmul_descriptor",
+        small=(16, 32, 16, 4, 2),
+        settings={"GROUP_SIZE": 2},
+        tuned=True,
+        descriptors=True,
+        own=fitting,
+        checks=(check_alignment_of_copies,),
+    ),
+    Traits(
+        "matmul_persistent",
+        small=(16, 32, 16, 4, 2, 1),
+        descriptors=True,
+        own=listed,
+        checks=(check_many_rows, check_alignment_of_copies),
+    ),
+    Traits(
+        "matmul_split_k",
+        small=(16, 32, 16, 1, 32),
+        descriptors=True,
+        splits=True,
+        own=listed,
+        checks=(check_many_parts,),
+    ),
+    Traits(
+        "matmul_fp32_tensor_core",
+        dtypes=[torch.float32],
+        has_out_dtype=False,
+        small=(32, 32, 4, 2, 32),
+        settings={"GROUP_SIZE": 2, "BLOCK_K": 16, "SPLIT_SIZE": 512, "IEEE_TILE": (16, 16, 16)},
+        own=lambda lesson, dtype: [config for *_, config in lesson.CONFIGS],
+    ),
+]
+TRAITS = {traits.stem: traits for traits in TABLE}
+
+
+def traits_of(lesson):
+    return TRAITS[lesson.__name__]
+
+
+def load(stem, folder=None, replace=()):
     """载入 lesson,不调优 · load a lesson that does not tune: 逐个大小调优要好几分钟。"""
-    lesson = load_lesson(path)
-    if hasattr(lesson, "tuned_kernel"):
-        lesson.tuned_kernel.configs = lesson.CONFIGS[:1]
+    lesson = load_lesson(LESSONS[stem], folder, replace)
+    if TRAITS[stem].tuned:
+        lesson.fastest = lambda configs, *rest: configs[0]
     return lesson
 
 
@@ -63,7 +272,7 @@ def compare(lesson, c, a, b, dtype, tile=None, random=True):
     K = a.shape[1]
     # tensor core 累加 16 位数的乘积时截断而不舍入:一次至多 2u,又都朝向 0,不会互相抵消,
     # 所以用最坏情况的界
-    truncated = not INTERPRETED and a.dtype != torch.float32 and not is_basic(lesson)
+    truncated = not INTERPRETED and a.dtype != torch.float32 and not traits_of(lesson).square
     options = (2 * K if truncated else K, dtype, random and not truncated)
     bound = matmul_bound(a, b, *options)
     if truncated:
@@ -79,49 +288,26 @@ def check(lesson, a, b, random=True, **options):
         c = lesson.matmul(a, b, **options)
     assert c.device == a.device
     dtype, tile = options.get("out_dtype") or a.dtype, None
-    if is_basic(lesson):
+    if traits_of(lesson).square:
         dtype, tile = torch.float32, [options.get("block_size", BLOCK)] * 2
     compare(lesson, c.cpu(), a.cpu(), b.cpu(), dtype, tile, random)
     return c
 
 
-def small_tile(lesson, BLOCK_M, BLOCK_N, BLOCK_K, dtype):
-    """一种 tile,写成 lesson 的 config · a tile as a config: 小 tile 省得用大矩阵。"""
-    if hasattr(lesson, "tuned_kernel"):
-        return lesson.config(BLOCK_M, BLOCK_N, BLOCK_K, 4, 2)
-    if hasattr(lesson, "add_kernel"):
-        return lesson.Config(BLOCK_M, BLOCK_N, BLOCK_K * dtype.itemsize, 2, 1)
-    if is_fp32(lesson):
-        return lesson.Config(BLOCK_M, BLOCK_N, 4, 2, 1, 1.0)
-    return lesson.Config(BLOCK_M, BLOCK_N, BLOCK_K, 4, 2, 1, 1.0)
-
-
 @contextlib.contextmanager
-def forced(lesson, config):
-    """让 lesson 用这种 tile · make the lesson use this tile; 一组是两行 tile,K 的一段是两块。
-
-    只收 FP32 的 lesson 这时多小的矩阵都拆;不是它自己的 tile 时,K 的一块是 16,每两块转移一次。
-    """
-
-    def choose(M, N, *rest):
-        if hasattr(lesson, "add_kernel"):
-            _, itemsize, _ = rest
-            return config, 2 * config.row_bytes // itemsize
-        return config
-
+def forced(lesson, config, **settings):
+    """让 lesson 用这个 config · make the lesson use this config; settings 是要换的常数。"""
     with contextlib.ExitStack() as stack:
-        if hasattr(lesson, "tuned_kernel"):
-            stack.enter_context(mock.patch.object(lesson.tuned_kernel, "configs", [config]))
-        else:
-            stack.enter_context(mock.patch.object(lesson, "choose", choose))
-        if hasattr(lesson, "GROUP_SIZE"):
-            stack.enter_context(mock.patch.object(lesson, "GROUP_SIZE", 2))
-        if is_fp32(lesson):
-            small = {"BLOCK_K": 16, "SPLIT_SIZE": 512, "IEEE_TILE": (16, 16, 16)}
-            small["promote_distance"] = lambda K: 32
-            settings = {"SHORTEST": 1} | (small if config not in lesson.CONFIGS else {})
-            stack.enter_context(mock.patch.multiple(lesson, **settings))
+        stack.enter_context(mock.patch.object(lesson, "choose", lambda *sizes: config))
+        for name, value in settings.items():
+            stack.enter_context(mock.patch.object(lesson, name, value))
         yield
+
+
+def small_tile(lesson):
+    """让 lesson 用小的 tile,一组两行 · make the lesson use small tiles."""
+    traits = traits_of(lesson)
+    return forced(lesson, lesson.Config(*traits.small), **traits.settings)
 
 
 def check_into(lesson, a, b, c):
@@ -132,7 +318,7 @@ def check_into(lesson, a, b, c):
     with mock.patch.object(
         torch, "empty", lambda *size, **options: c if size == shape else empty(*size, **options)
     ):
-        got = lesson.matmul(a, b, *[c.dtype] * (not is_fp32(lesson)))
+        got = lesson.matmul(a, b, *[c.dtype] * traits_of(lesson).has_out_dtype)
     assert got.data_ptr() == c.data_ptr()
     compare(lesson, c.cpu(), a.cpu(), b.cpu(), c.dtype)
 
@@ -217,7 +403,7 @@ def check_inf_and_nan(lesson):
 def check_regular_data(lesson):
     # 舍入误差不像随机数那样抵消,所以用最坏情况的界
     n = 128
-    rows, options = (n, {"block_size": 64}) if is_basic(lesson) else (4, {})
+    rows, options = (n, {"block_size": 64}) if traits_of(lesson).square else (4, {})
     k = torch.arange(n, device=DEVICE)
     sawtooth = (k % 32 - 15.5) * 0.1
     alternating = torch.where(k % 2 == 0, 1 + 2.0**-21, -1.0)
@@ -240,7 +426,7 @@ def huge(elements, dtype):
 def check_offsets_beyond_32_bits(lesson):
     # 行的 stride 是 2^26,只触及 33 行,但最后一行离起点超过 2^31
     n, step = 33, 2**26
-    dtype = dtypes_of(lesson)[0]
+    dtype = traits_of(lesson).dtypes[0]
     buffer = huge(2**32 + step, dtype)
     buffer.as_strided((65, 3 * n), (step, 1), 0).fill_(math.nan)
     view = buffer.as_strided((n, n), (step, 1), 2**31)  # 起点在中间,32 位溢出也读得到内存
@@ -253,12 +439,12 @@ def check_offsets_beyond_32_bits(lesson):
         check(lesson, left, right)
     for left, right in [(apart, eye), (apart.t(), eye)]:
         check(lesson, left, right)
-    if not is_basic(lesson):  # 它的 c 总是 float32,这样大的放不下
-        for K in [n] if is_fp32(lesson) else [n, 300]:  # 300:split-K 拆成几段
+    if not traits_of(lesson).square:  # 它的 c 总是 float32,这样大的放不下
+        for K in [n, 300] if traits_of(lesson).splits else [n]:  # 300 个 k 拆成几段
             check_into(lesson, *matrices(n, n, K, dtype, K), view)
 
 
-def check_rejected(lesson, error, value, a, b, **options):
+def check_refused(lesson, error, value, a, b, **options):
     """拒绝,并说清楚 · rejected, in one line “中文 · English” with the received value."""
     with pytest.raises(error) as caught:
         lesson.matmul(a, b, **options)
@@ -281,67 +467,10 @@ def check_out_dtypes(lesson, dtype):
 def check_wide_tile(lesson):
     # 大的 tile 用描述符写回:stride 是、不是 16 字节的倍数。行长须是:TMA 一次写 16 字节,
     # 不是时会写到行尾之后;lesson 自己分配的 c 里,行长就是 stride
-    with forced(lesson, small_tile(lesson, 128, 128, 16, torch.float16)):
-        for extra in [8, 7]:
-            check_beside(lesson, *matrices(129, 136, 17, torch.float16, 13), extra)
-
-
-def check_descriptor_rule(lesson, dtype, alignment=16):
-    """TMA 读得了,能直接读的不抄 · what TMA can read; 解释器自己不在意行是否重叠。"""
-    aligned = alignment // dtype.itemsize  # 起点和行的 stride 是它的倍数才不抄
-    n = max(40, 2 * aligned)
-    t = next(matrices(n * n + aligned, 0, 1, dtype, 3)).view(-1)
-    start = -t.data_ptr() % alignment // dtype.itemsize  # CPU 上 torch 只对齐到 64 字节
-    t = t[start : start + n * n].view(n, n)
-    for view, copied in [
-        (t, False),
-        (t.t(), False),
-        (t[3:, :33], False),
-        (t[3:, :33].t(), False),
-        (t[:, aligned:], False),
-        (t[:, aligned // 2 :], True),
-        (t[:, aligned // 2 :].t(), True),
-        (t.view(-1)[1:41].view(40, 1), True),  # 窄的
-        (t.view(-1)[1:121].view(40, 3), True),
-        (t.view(-1)[1:41].view(1, 40), True),
-        (t[:, 1:], True),  # 起点
-        (t[:, ::2], True),  # 没有一个 stride 是 1
-        (t.view(-1)[: 33 * 33].view(33, 33), True),  # 行的 stride
-        (t.view(-1)[: 33 * 33].view(33, 33).t(), True),
-        (t.as_strided((9, 9), (aligned + aligned // 2, 1)), True),
-        (t[:1].expand(40, -1), True),
-        (t[:, :1].expand(-1, 40), True),
-        (t.as_strided((30, aligned + 1), (aligned, 1)), True),  # 行重叠
-        (t.as_strided((1, 40), (2**40 // dtype.itemsize - aligned, 1)), False),
-        (t.as_strided((1, 40), (2**40 // dtype.itemsize, 1)), True),  # 行的 stride 太大
-        (t.as_strided((1, 40), (2**41, 1)).t(), True),
-    ]:
-        taken, by_columns = lesson.for_descriptor(view, *[alignment] * hasattr(lesson, "LARGE"))
-        of = f"{dtype} {tuple(view.shape)}, stride {view.stride()}"
-        assert torch.equal(taken.t() if by_columns else taken, view), of
-        assert (taken.data_ptr() != view.data_ptr()) == copied, of
-        assert taken.stride(1) == 1 and taken.stride(0) >= taken.shape[1], of
-        if copied:  # 补齐不能太费内存:最多一倍,或窄的一边每行补一条 cache line
-            extra = view.numel() * dtype.itemsize + 128 * min(view.shape)
-            assert taken.untyped_storage().nbytes() <= view.numel() * dtype.itemsize + extra, of
-        assert taken.stride(0) * dtype.itemsize % alignment == 0, of
-        assert taken.data_ptr() % min(alignment, 64) == 0, of
-    for step in [2**40 // dtype.itemsize - aligned, 2**41]:
-        row = t.as_strided((1, 40), (step, 1))
-        check(lesson, row, t[:40, :33])
-        check(lesson, t[:33, :40], row.t())
-
-
-def check_large(lesson):
-    """大的 16 位矩阵按 128 字节对齐,别的按 16 字节 · which matrices start on 128-byte lines."""
-    with mock.patch.object(lesson, "for_descriptor", wraps=lesson.for_descriptor) as spy:
-        for dtype in [torch.float16, torch.float32]:
-            for M, N, K in [(16, 16, 16), (24, 16, 40), (15, 16, 16), (16, 15, 16), (16, 16, 15)]:
-                with mock.patch.object(lesson, "LARGE", 16):
-                    check(lesson, *matrices(M, N, K, dtype, K))
-                alignment = 128 if dtype == torch.float16 and min(M, N, K) >= 16 else 16
-                assert [call.args[1] for call in spy.call_args_list] == [alignment] * 2
-                spy.reset_mock()
+    for config in traits_of(lesson).own(lesson, torch.float16)[:1]:
+        with forced(lesson, config):
+            for extra in [8, 7]:
+                check_beside(lesson, *matrices(129, 136, 17, torch.float16, 13), extra)
 
 
 def battery(lesson):
@@ -349,28 +478,27 @@ def battery(lesson):
 
     最常抓住错误的、最快的在前面。
     """
-    if is_basic(lesson):
+    traits = traits_of(lesson)
+    if traits.square:
         battery_of_squares(lesson)
-        return
-    if is_fp32(lesson):
+    elif traits.has_out_dtype:
+        battery_of_rectangles(lesson)
+    else:
         battery_of_fp32(lesson)
-        return
-    # 3×2 个 tile,每个有 3 块 K
-    with forced(lesson, small_tile(lesson, 16, 32, 16, torch.float32)):
+    for check_more in traits.checks:
+        check_more(lesson)
+
+
+def battery_of_rectangles(lesson):
+    with small_tile(lesson):
+        # 几行几列 tile,每个有 3 块 K
         a, b = (inside(t, math.nan) for t in matrices(40, 35, 37, torch.float32, 1))
         check(lesson, a, b)
-    with forced(lesson, small_tile(lesson, 16, 32, 16, torch.float16)):
         b, a = (inside(t, 5.0).t() for t in matrices(35, 40, 40, torch.float16, 2))
         check(lesson, a, b, out_dtype=torch.float32)
     check_out_dtypes(lesson, torch.float16)
     for dtype in [torch.float16, torch.float32]:
         check_alignment(lesson, dtype)
-    if hasattr(lesson, "for_descriptor"):
-        check_descriptor_rule(lesson, torch.float16)
-    if hasattr(lesson, "LARGE"):
-        with mock.patch.object(lesson, "COPY_TILE", (32, 32)):  # 抄写也要好几个 program
-            check_descriptor_rule(lesson, torch.float32, alignment=128)
-        check_large(lesson)
     check(lesson, *matrices(20, 70, 144, torch.float32, 14))  # lesson 自己挑的 tile、段数
     check_wide_tile(lesson)
     check_offsets_beyond_32_bits(lesson)
@@ -379,24 +507,30 @@ def battery(lesson):
     check_strides(lesson, torch.float16)
     check_inf_and_nan(lesson)
     check_regular_data(lesson)
-    if hasattr(lesson, "add_kernel"):  # 69 段
-        with forced(lesson, small_tile(lesson, 16, 32, 16, torch.float32)):
-            check(lesson, *matrices(5, 33, 2200, torch.float32, 15))
 
 
-def check_mutant(stem, folder, replace, match=None):
-    """由 lesson 改成的错误的 kernel 必须被拒绝;返回错误 · a wrong kernel is rejected; the error."""
-    mutant = load_lesson(LESSONS[stem], folder, replace)
+only_interpreted = pytest.mark.skipif(
+    not INTERPRETED, reason="错误的 kernel 在 GPU 上会读写任意地址,只在解释器里试"
+)
+
+
+def check_rejected(mutant, match=None):
+    """错误的 kernel 至少一项不过;返回错误 · a wrong kernel must be rejected; the error."""
     with pytest.raises(AssertionError, match=match) as caught:
         battery(mutant)
     return caught.value
+
+
+def launch_into(lesson, a, b, c):
+    """照 matmul 那样启动,返回 redo · launch as matmul does; which tiles were redone."""
+    return lesson.launch(a, b, c, lesson.choose(*c.shape, a.shape[1], a.dtype, a.device))
 
 
 def redone(lesson, a, b):
     """哪些 tile 用 IEEE FP32 重算了 · which tiles were redone in IEEE FP32."""
     with guarded(a, b):
         c = torch.empty(len(a), b.shape[1], device=DEVICE)
-        redo = lesson.launch(a, b, c)
+        redo = launch_into(lesson, a, b, c)
     compare(lesson, c.cpu(), a.cpu(), b.cpu(), torch.float32)
     return redo
 
@@ -417,10 +551,10 @@ def check_nothing_redone(lesson):
     assert not redone(lesson, b.t()[:9], many.t()).any()
     assert not redone(lesson, outlier, torch.zeros_like(b[:, :9])).any()
     c, alone = torch.empty(2, 16, 9, device=DEVICE)
-    lesson.launch(a, b[:, :9], c)
+    launch_into(lesson, a, b[:, :9], c)
     nothing = mock.MagicMock()  # 启动它,什么也不做
     with mock.patch.object(lesson, "ieee_kernel", nothing):
-        lesson.launch(a, b[:, :9], alone)
+        launch_into(lesson, a, b[:, :9], alone)
     assert nothing.mock_calls and torch.equal(c, alone), "不该重算的重算了 · redone for nothing"
 
 
@@ -462,7 +596,7 @@ def check_what_the_halves_cannot_hold(lesson):
 
 
 def check_thresholds(lesson):
-    """信与不信的分界 · where trust ends: |total|·√K = 128·(小的数的个数),和 K/16 个小的数。"""
+    """精度判定的分界 · where trust ends: |total|·√K = 128·(小的数的个数),和 K/16 个小的数。"""
     K = 64
     a, b = torch.zeros(1, K, device=DEVICE), torch.zeros(K, 1, device=DEVICE)
     a[0, 0], a[0, 1], b[1] = 1.0, 2.0**-40, 1.0  # 乘到 2^14;一个小的
@@ -478,14 +612,14 @@ def check_thresholds(lesson):
 
 
 def battery_of_fp32(lesson):
-    # 不拆的:三块 K,转移一次
+    # 不用两半的:三块 K,提升一次
     a, b = (inside(t, math.nan) for t in matrices(70, 75, 83, torch.float32, 2))
     check(lesson, a, b)
     check(lesson, inside(b.t(), 5.0), inside(a.t(), 5.0))
     check_beside(lesson, *matrices(18, 21, 40, torch.float32, 6), 3)
     for M, N, K in [(0, 5, 3), (3, 0, 5), (3, 5, 0)]:
         check(lesson, *matrices(M, N, K, torch.float32, 7))
-    with forced(lesson, small_tile(lesson, 32, 32, 16, torch.float32)):
+    with small_tile(lesson):
         # 2×2 个 tile,每个有 5 块 K
         a, b = (inside(t, math.nan) for t in matrices(36, 35, 71, torch.float32, 1))
         check(lesson, a, b)
@@ -498,7 +632,7 @@ def battery_of_fp32(lesson):
         check_what_the_halves_cannot_hold(lesson)
         check_thresholds(lesson)
     check_offsets_beyond_32_bits(lesson)
-    with forced(lesson, small_tile(lesson, 32, 32, 16, torch.float32)):
+    with small_tile(lesson):
         check_offsets_beyond_32_bits(lesson)
 
 

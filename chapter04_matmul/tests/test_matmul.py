@@ -4,76 +4,58 @@ import math
 
 import pytest
 from triton_course import DEVICE, INTERPRETED
+from triton_course.checks import LONGEST
 from triton_course.testing import LESSONS, compiled_only, inside, load_lesson, other_defaults
 from matmul_checks import (
     DTYPES,
     OUT_DTYPES,
+    TABLE,
     check,
     check_alignment,
     check_inf_and_nan,
     check_offsets_beyond_32_bits,
     check_out_dtypes,
+    check_refused,
     check_regular_data,
-    check_rejected,
     check_strides,
     check_whole_range,
     compare,
-    dtypes_of,
     forced,
-    is_basic,
-    is_fp32,
-    load_untuned,
+    load,
     matrices,
+    traits_of,
 )
 
 import torch
 
-SCRIPTS = [path for path in LESSONS.values() if path.parent.name == "chapter04_matmul"]
-# 有 out_dtype 的
-RECTANGULAR = [p for p in SCRIPTS if p.stem not in ("matmul_basic", "matmul_fp32_split")]
-TYPED = [(p, t) for p in SCRIPTS for t in dtypes_of(load_lesson(p))]
+STEMS = [traits.stem for traits in TABLE]
 
 
-def name_of(path):
-    return path.stem
-
-
-@pytest.fixture(params=SCRIPTS, ids=name_of)
+@pytest.fixture(params=STEMS)
 def lesson(request):
-    return load_untuned(request.param)
+    return load(request.param)
 
 
-@pytest.fixture(params=TYPED, ids=lambda pair: f"{pair[0].stem}-{pair[1]}")
+@pytest.fixture(
+    params=[(traits.stem, dtype) for traits in TABLE for dtype in traits.dtypes],
+    ids=lambda pair: f"{pair[0]}-{pair[1]}",
+)
 def typed(request):
     """(lesson, 它收的一个 dtype) · a lesson, and one of the dtypes that it takes."""
-    path, dtype = request.param
-    return load_untuned(path), dtype
+    stem, dtype = request.param
+    return load(stem), dtype
 
 
-@pytest.fixture(params=SCRIPTS, ids=name_of)
+@pytest.fixture(params=STEMS)
 def tuned(request):
     """照常调优 · a lesson that tunes as it does for its readers."""
-    return load_lesson(request.param)
+    return load_lesson(LESSONS[request.param])
 
 
-@pytest.fixture(params=RECTANGULAR, ids=name_of)
+@pytest.fixture(params=[traits.stem for traits in TABLE if traits.has_out_dtype])
 def rectangular(request):
-    return load_untuned(request.param)
-
-
-def own_tiles(lesson, dtype):
-    """lesson 自己的 tile,装得下的 · its own tiles that fit: (config, BLOCK_M, BLOCK_N, BLOCK_K)."""
-    if hasattr(lesson, "tuned_kernel"):
-        configs = lesson.CONFIGS
-        if not INTERPRETED:
-            configs = lesson.prune(configs, {"a_ptr": torch.empty(0, dtype=dtype)})
-        return [(config, *config.kwargs.values()) for config in configs]
-    if hasattr(lesson, "add_kernel"):
-        configs = lesson.CONFIGS[dtype.itemsize]
-        return [(c, c.block_m, c.block_n, c.row_bytes // dtype.itemsize) for c in configs]
-    limit = math.inf if INTERPRETED else lesson.shared_memory()
-    configs = lesson.CONFIGS[dtype.itemsize]
-    return [(c, *c[:3]) for c in configs if c.shared_bytes(dtype.itemsize) <= limit]
+    """有 out_dtype 的 · a lesson that takes an out_dtype."""
+    return load(request.param)
 
 
 # tile 的边长是 16 到 256 之间的 2 的幂:每一个的两边都有
@@ -99,14 +81,16 @@ def test_sizes_on_both_sides_of_every_edge(typed):
     lesson, dtype = typed
     squares = [(n, n, n) for n in [0, 1, 2, 15, 16, 17, 31, 32, 33, 49]]
     for fill in [math.nan, 5.0] if dtype == torch.float32 else [math.nan]:
-        for M, N, K in squares if is_basic(lesson) else SHAPES:
+        for M, N, K in squares if traits_of(lesson).square else SHAPES:
             a, b = matrices(M, N, K, dtype, N)
             check(lesson, inside(a, fill), inside(b, fill))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_tile(rectangular, dtype):
-    for config, m, n, k in own_tiles(rectangular, dtype):
+    traits = traits_of(rectangular)
+    for config in traits.own(rectangular, dtype):
+        m, n, k = traits.tile(config)
         for i, (M, N, K) in enumerate([(m - 1, n + 1, k), (m, n - 1, k + 1), (m + 1, n, k - 1)]):
             a, b = (inside(t, math.nan) for t in matrices(M, N, K, dtype, i))
             with forced(rectangular, config):
@@ -130,18 +114,18 @@ def test_any_alignment_and_what_lies_beside_the_result(rectangular, dtype):
 @pytest.mark.parametrize("n", [100, 257])
 def test_large_enough_for_many_tiles(lesson, n):
     # FP16 的 100、257 个元素都不是 16 字节的倍数:描述符不能直接读
-    if is_basic(lesson):
+    if traits_of(lesson).square:
         check(lesson, *matrices(n, n, n, torch.float32, 2), block_size=64)
     else:
-        check(lesson, *matrices(n, n, n, dtypes_of(lesson)[0], 2))
+        check(lesson, *matrices(n, n, n, traits_of(lesson).dtypes[0], 2))
 
 
 @pytest.mark.parametrize("t", range(1, 10))
 def test_ones_give_the_length_everywhere(lesson, t):
     # 一组 8 行 tile:行数是 tile 的 t 倍、少一行时,最后一组都不能漏
-    block = 16 if is_basic(lesson) else 64
+    block = 16 if traits_of(lesson).square else 64
     for rows in [block * t, block * t - 1]:
-        if is_basic(lesson):
+        if traits_of(lesson).square:
             M = N = K = rows
             options = {"block_size": 16 if t < 5 else 64}
         else:
@@ -191,7 +175,7 @@ def test_long_half_precision_sums_are_rounded_once(rectangular):
 
 def test_same_bits_twenty_times(lesson):
     # 常驻的 program 有的算两个 tile;split-K 拆成两段
-    M, N, K = (33, 33, 33) if is_basic(lesson) else (200, 70, 40)
+    M, N, K = (33, 33, 33) if traits_of(lesson).square else (200, 70, 40)
     a, b = matrices(M, N, K, torch.float32, 4)
     first = lesson.matmul(a, b)
     assert all(torch.equal(first, lesson.matmul(a, b)) for _ in range(19))
@@ -206,7 +190,7 @@ def test_inputs_stay_as_they_were(lesson):
 
 def test_one_shape_in_several_dtypes_and_layouts(tuned):
     # 调优的结果按大小记住:dtype 或布局变了,也要算对
-    for dtype in dtypes_of(tuned):
+    for dtype in traits_of(tuned).dtypes:
         a, b = matrices(40, 40, 40, dtype, 10)
         for left, right in [(a, b), (a.t(), b.t())]:
             check(tuned, left, right)
@@ -215,7 +199,7 @@ def test_one_shape_in_several_dtypes_and_layouts(tuned):
 def test_torch_compile(tuned):
     # inductor 的 C++ 编译不能处理有空格的路径,那是 torch 的事;解释器里只看 Dynamo 的追踪
     compiled = torch.compile(tuned.matmul, backend="eager" if INTERPRETED else "inductor")
-    options = {"block_size": 64} if is_basic(tuned) else {}
+    options = {"block_size": 64} if traits_of(tuned).square else {}
     for n in [32, 257]:
         a, b = matrices(n, n, n, torch.float32, n)
         compare(tuned, compiled(a, b, **options), a, b, torch.float32)
@@ -223,10 +207,10 @@ def test_torch_compile(tuned):
 
 @compiled_only
 def test_cuda_graph(tuned):
-    if is_basic(tuned):
+    if traits_of(tuned).square:
         M, N, K, dtype = 100, 100, 100, torch.float32
-    elif is_fp32(tuned):
-        M, N, K, dtype = 300, 300, 300, torch.float32  # 这么大才拆
+    elif not traits_of(tuned).has_out_dtype:
+        M, N, K, dtype = 300, 300, 300, torch.float32  # 这么大才用两半
     else:
         M, N, K, dtype = 33, 100, 5000, torch.float16  # split-K 启动两次
     a, b = matrices(M, N, K, dtype, 6)
@@ -244,19 +228,18 @@ def test_cuda_graph(tuned):
 @compiled_only
 def test_large_compiled(typed):
     tuned, dtype = typed
-    if is_basic(tuned):
+    if traits_of(tuned).square:
         cases = [(n, n, n, {"block_size": b}) for n, b in [(1000, 16), (1023, 32), (2048, 64)]]
     else:
         # H200 上的每种 tile 都轮得到
         shapes = [(2048, 2048, 2048), (1023, 1025, 511), (1000, 1000, 1000)]
-        if not hasattr(tuned, "tuned_kernel"):  # 每种大小都调优一次太慢
+        if not traits_of(tuned).tuned:  # 每种大小都调优一次太慢
             shapes += [(127, 257, 300), (255, 129, 1000), (300, 300, 255), (33, 1000, 5000)]
         cases = [(*shape, {"out_dtype": OUT_DTYPES[i % 4]}) for i, shape in enumerate(shapes)]
     for M, N, K, options in cases:
         a, b = matrices(M, N, K, dtype, M)
-        if is_fp32(tuned):
-            options = {}
-        out_dtype = torch.float32 if is_basic(tuned) else options.get("out_dtype") or dtype
+        options = options if traits_of(tuned).has_out_dtype or traits_of(tuned).square else {}
+        out_dtype = torch.float32 if traits_of(tuned).square else options.get("out_dtype") or dtype
         compare(tuned, tuned.matmul(a, b, **options), a, b, out_dtype)
 
 
@@ -306,9 +289,9 @@ if not INTERPRETED:
 @pytest.mark.parametrize("case", BAD_INPUTS)
 def test_bad_input(lesson, case):
     error, a, b, value = BAD_INPUTS[case]
-    if is_fp32(lesson) and case == "mixed dtypes":
+    if traits_of(lesson).dtypes == [torch.float32] and case == "mixed dtypes":
         value = "torch.float16"  # 两个 dtype 不同之前,已经不收 FP16
-    check_rejected(lesson, error, value, a, b)
+    check_refused(lesson, error, value, a, b)
 
 
 @pytest.mark.parametrize(
@@ -324,15 +307,15 @@ def test_bad_input(lesson, case):
     ids=["float64", "int32", "str", "int", "tensor", "array"],
 )
 def test_bad_out_dtype(rectangular, out_dtype, named):
-    check_rejected(rectangular, TypeError, f"is {named},", ones, ones, out_dtype=out_dtype)
+    check_refused(rectangular, TypeError, f"is {named},", ones, ones, out_dtype=out_dtype)
 
 
 def test_too_long(lesson):
-    if is_basic(lesson):
+    if traits_of(lesson).square:
         pytest.skip("它的行号、列号和 k 都是 64 位的 · its offsets are 64-bit")
-    one = torch.ones(1, 1, dtype=dtypes_of(lesson)[0], device=DEVICE)
-    longest = one.expand(1, lesson.LONGEST + 1)  # stride 是 0,不占内存
-    check_rejected(lesson, ValueError, str(lesson.LONGEST), longest, longest.t())
+    one = torch.ones(1, 1, dtype=traits_of(lesson).dtypes[0], device=DEVICE)
+    longest = one.expand(1, LONGEST + 1)  # stride 是 0,不占内存
+    check_refused(lesson, ValueError, str(LONGEST), longest, longest.t())
 
 
 def test_verify(tuned, capsys):
@@ -340,18 +323,19 @@ def test_verify(tuned, capsys):
         tuned.verify()
     out = capsys.readouterr().out
     lines = [f"size={n}: OK, max_diff=" for n in [32, 100, 257]]
-    if is_fp32(tuned):
+    if tuned.__name__ == "matmul_fp32_tensor_core":
         kinds = ["normal", "rows scaled", "K scaled"]
         lines = [f"{kind:11} M=257 N=257 K=257: OK, " for kind in kinds]
-    elif not is_basic(tuned):
+    elif not traits_of(tuned).square:
         lines = [f"{str(dtype)[6:]:8} M=257 N=257 K=257: OK, " for dtype in DTYPES]
     assert all(line in out for line in [*lines, "全部通过"])
 
 
 def test_verify_fails_on_a_wrong_result(lesson, monkeypatch):
     for wrong in [math.nan, 1.01]:
-        if is_fp32(lesson):  # 它的 verify 要知道重算了哪些 tile,调用的是 launch
-            monkeypatch.setattr(lesson, "launch", lambda a, b, c, w=wrong: c.copy_(w * (a @ b)))
+        if not traits_of(lesson).has_out_dtype and not traits_of(lesson).square:
+            # 它的 verify 要知道重算了哪些 tile,调用的是 launch
+            monkeypatch.setattr(lesson, "launch", lambda a, b, c, _, w=wrong: c.copy_(w * (a @ b)))
         else:
             monkeypatch.setattr(lesson, "matmul", lambda a, b, *_, w=wrong: w * (a @ b))
         with pytest.raises(AssertionError):

@@ -1,11 +1,18 @@
-"""只有分组次序、自动调优的 lesson 才有的性质 · grouped order and autotuning."""
+"""只有 tile 按组排列的 lesson 才有的性质 · what holds for the grouped order alone."""
 
-import functools
-import threading
-
-import matmul_grouped
 import pytest
-from triton_course import DEVICE
+from triton_course import DEVICE, testing
+from matmul_checks import (
+    GROUP_MUTANTS,
+    battery,
+    check,
+    check_rejected,
+    load,
+    matrices,
+    only_interpreted,
+    pointer_mutants,
+    tensor_core_mutants,
+)
 from matmul_grouped import grouped_order
 
 import torch
@@ -34,29 +41,30 @@ def test_tiles_of_a_group_come_one_after_another(rows, columns, group):
     assert out.tolist() == expected
 
 
-@pytest.mark.parametrize("threads, called", [(1, "do_bench_cudagraph"), (2, "do_bench")])
-def test_no_graph_is_captured_while_other_threads_run(threads, called, monkeypatch):
-    # 录制时,别的线程分配内存、同步都会出错;只有一个线程才录制
-    calls = []
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(threading, "active_count", lambda: threads)
-    for name in ["do_bench", "do_bench_cudagraph"]:
-        record = functools.partial(lambda name, call, quantiles: calls.append(name), name)
-        monkeypatch.setattr(triton.testing, name, record)
-    matmul_grouped.time_in_graph(lambda: None, quantiles=(0.5, 0.2, 0.8))
-    assert calls == [called]
+@pytest.mark.parametrize("group_size", [1, 3, 8])
+def test_any_group_size(group_size):
+    lesson = load("matmul_grouped")
+    lesson.choose = lambda *sizes: lesson.Config(16, 4, group_size)
+    check(lesson, *matrices(70, 40, 20, torch.float16, group_size))
 
 
-@pytest.mark.parametrize("dtype", matmul_grouped.DTYPES, ids=str)
-def test_only_tiles_that_fit_are_tried(dtype, monkeypatch):
-    a = torch.empty(0, dtype=dtype)
-    kept = {}
-    for limit in [64 * 1024, 227 * 1024]:  # 消费级 GPU 都有的,H200 的
-        monkeypatch.setattr(matmul_grouped, "shared_memory", lambda limit=limit: limit)
-        kept[limit] = matmul_grouped.prune(matmul_grouped.CONFIGS, {"a_ptr": a}, BLOCK_M=1)
-        for config in matmul_grouped.CONFIGS:
-            blocks = config.kwargs
-            elements = (blocks["BLOCK_M"] + blocks["BLOCK_N"]) * blocks["BLOCK_K"]
-            fits = elements * config.num_stages * dtype.itemsize <= limit
-            assert (config in kept[limit]) == fits
-    assert 1 <= len(kept[64 * 1024]) < len(kept[227 * 1024])
+# 错误的 kernel · wrong kernels
+MUTANTS = pointer_mutants("BLOCK_SIZE", "BLOCK_SIZE", "BLOCK_SIZE") | tensor_core_mutants("a", "b")
+MUTANTS |= GROUP_MUTANTS
+
+
+def test_right_kernel_passes():
+    battery(load("matmul_grouped"))
+
+
+@only_interpreted
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutant_is_rejected(name, tmp_path):
+    print(check_rejected(load("matmul_grouped", tmp_path, MUTANTS[name])))
+
+
+@pytest.mark.parametrize("name", ["K 掩码在循环外", "写回没有行掩码"])
+def test_surroundings_alone_reject_it(name, tmp_path, monkeypatch):
+    # GPU 上没有逐个地址的核对,只有四周的 NaN 和 CANARY:它们自己也要够用
+    monkeypatch.setattr(testing, "INTERPRETED", False)
+    check_rejected(load("matmul_grouped", tmp_path, MUTANTS[name]), match="误差界|输出之外")

@@ -1,30 +1,24 @@
-"""只有常驻的 lesson 才有的性质 · what holds for the persistent lesson alone."""
+"""只有持久化的 lesson 才有的性质 · what holds for the persistent lesson alone."""
 
 import matmul_persistent
 import pytest
-from triton_course import DEVICE
+from triton_course import DEVICE, testing
 from matmul_checks import (
+    DESCRIPTOR_MUTANTS,
     DTYPES,
+    GROUP_MUTANTS,
+    battery,
     check,
-    check_descriptor_rule,
-    check_large,
+    check_rejected,
     check_wide_tile,
     forced,
+    load,
     matrices,
-    small_tile,
+    only_interpreted,
+    tensor_core_mutants,
 )
 
 import torch
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("alignment", [16, 128])
-def test_descriptor_rule(dtype, alignment):
-    check_descriptor_rule(matmul_persistent, dtype, alignment)
-
-
-def test_large_matrices_start_on_128_byte_lines():
-    check_large(matmul_persistent)
 
 
 def test_wide_tiles_are_stored_through_a_descriptor():
@@ -45,36 +39,103 @@ def test_any_number_of_programs(programs, per_sm, monkeypatch):
 
     kernel = matmul_persistent.matmul_kernel
     monkeypatch.setattr(matmul_persistent, "matmul_kernel", Recorder())
-    config = small_tile(matmul_persistent, 16, 32, 16, torch.float32)._replace(per_sm=per_sm)
+    config = matmul_persistent.Config(16, 32, 16, 4, 2, per_sm)
     with forced(matmul_persistent, config):
         check(matmul_persistent, *matrices(40, 35, 20, torch.float32, programs))
     assert grids == [(min(programs * per_sm, 6),)]  # 一个 multiprocessor per_sm 个,不比 tile 多
 
 
+def bytes_needed(config, dtype):
+    """一个 program 用的共享内存 · the pipeline, and half a tile of FP32 for the epilogue."""
+    pipeline = config.num_stages * (config.block_m + config.block_n) * config.block_k
+    return pipeline * dtype.itemsize + config.block_m * config.block_n // 2 * 4 + 1024
+
+
+@pytest.fixture
+def choose(monkeypatch):
+    """choose,忘掉记住的 · choose, on an imagined GPU: choose(limit, …)."""
+
+    def choose_within(limit, *sizes):
+        monkeypatch.setattr(matmul_persistent, "multiprocessors", lambda device: 132)
+        monkeypatch.setattr(matmul_persistent, "shared_memory", lambda device: limit)
+        matmul_persistent.choose.cache_clear()
+        return matmul_persistent.choose(*sizes, DEVICE)
+
+    yield choose_within
+    matmul_persistent.choose.cache_clear()
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_the_tile_fits(dtype, monkeypatch):
-    itemsize = dtype.itemsize
-    for limit in [64 * 1024, 99 * 1024, 163 * 1024, 227 * 1024]:  # 几代 GPU 的共享内存
-        monkeypatch.setattr(matmul_persistent, "shared_memory", lambda limit=limit: limit)
-        for n in [1, 128, 512, 1024, 4096]:
-            chosen = matmul_persistent.choose(n, n, itemsize, DEVICE)
-            last = matmul_persistent.CONFIGS[itemsize][-1]
-            assert chosen is last or chosen.shared_bytes(itemsize) <= limit
+@pytest.mark.parametrize("limit", [64, 99, 163, 227])  # 几代 GPU 的共享内存,KiB
+def test_the_tile_fits(dtype, limit, choose):
+    for n in [1, 128, 512, 1024, 4096]:
+        assert bytes_needed(choose(limit * 1024, n, n, n, dtype), dtype) <= limit * 1024
 
 
 @pytest.mark.parametrize(
-    "itemsize, n, block",
+    "dtype, n, block",
     [
-        (2, 16384, (128, 256)),
-        (2, 2048, (128, 256)),
-        (2, 1280, (128, 128)),
-        (2, 1024, (64, 128)),
-        (2, 512, (64, 32)),
-        (4, 4096, (256, 64)),
-        (4, 512, (64, 64)),
+        (torch.bfloat16, 16384, (128, 256)),
+        (torch.float16, 2048, (128, 256)),
+        (torch.bfloat16, 1280, (128, 128)),
+        (torch.bfloat16, 1024, (64, 128)),
+        (torch.float16, 512, (64, 32)),
+        (torch.float32, 4096, (256, 64)),
+        (torch.float32, 512, (64, 64)),
     ],
 )
-def test_tiles_on_an_h200(itemsize, n, block, monkeypatch):
-    monkeypatch.setattr(matmul_persistent, "multiprocessors", lambda device: 132)
-    monkeypatch.setattr(matmul_persistent, "shared_memory", lambda: 227 * 1024)
-    assert matmul_persistent.choose(n, n, itemsize, DEVICE)[:2] == block
+def test_tiles_on_an_h200(dtype, n, block, choose):
+    assert choose(227 * 1024, n, n, n, dtype)[:2] == block
+
+
+# 错误的 kernel · wrong kernels
+MUTANTS = tensor_core_mutants("a", "b") | GROUP_MUTANTS | DESCRIPTOR_MUTANTS
+MUTANTS |= {
+    "约数总是 8": [("math.gcd(N, c.stride(0), 8)", "8")],
+    "约数不看 N": [("math.gcd(N, c.stride(0), 8)", "math.gcd(c.stride(0), 8)")],
+    "约数不看 C 的 stride": [("math.gcd(N, c.stride(0), 8)", "math.gcd(N, 8)")],
+    "A 不按 config 对齐": [("config.block_k], config.alignment)", "config.block_k])")],
+    "B 不按 config 对齐": [("config.block_n], config.alignment)", "config.block_n])")],
+    "每个 program 都从第一个 tile 开始": [("tl.range(tl.program_id(0),", "tl.range(0,")],
+    "跨步多一个": [("tl.num_programs(0),", "tl.num_programs(0) + 1,")],
+    "每个 program 只算一个 tile": [("tl.num_programs(0),", "num_tiles,")],
+    "丢掉最后一个 tile": [("tl.program_id(0), num_tiles,", "tl.program_id(0), num_tiles - 1,")],
+    "tile 的总数弄错": [("num_tiles = num_pid_m * num_pid_n", "num_tiles = num_pid_m * num_pid_m")],
+    "累加器没有清零": [
+        ("        acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)\n", ""),
+        (
+            "    for tile in tl.range(",
+            "    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)\n    for tile in tl.range(",
+        ),
+    ],
+    "丢掉最后一块 K": [("range(0, K, BLOCK_K)", "range(0, K - BLOCK_K, BLOCK_K)")],
+    "K 每次只走 16": [("range(0, K, BLOCK_K)", "range(0, K, 16)")],
+    "左右两半对调": [("left, right = tl.split", "right, left = tl.split")],
+    "右半没有移动": [("column + i * (BLOCK_N // 2)", "column")],
+    "右半移动了整个 tile": [("column + i * (BLOCK_N // 2)", "column + i * BLOCK_N")],
+    "只写左半": [("tl.static_range(2)", "tl.static_range(1)")],
+    "奇偶列分成两半": [
+        ("(BLOCK_M, 2, BLOCK_N // 2)", "(BLOCK_M, BLOCK_N // 2, 2)"),
+        ("(0, 2, 1)", "(0, 1, 2)"),
+    ],
+    "忽略 C 的行 stride": [("offs_m[:, None] * stride_cm", "offs_m[:, None] * N")],
+    "行号 32 位": [("row.to(tl.int64)", "row")],
+    "C 的描述符不看 stride": [(" and descriptor_can_take(c)", "")],
+}
+
+
+def test_right_kernel_passes():
+    battery(load("matmul_persistent"))
+
+
+@only_interpreted
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutant_is_rejected(name, tmp_path):
+    print(check_rejected(load("matmul_persistent", tmp_path, MUTANTS[name])))
+
+
+@pytest.mark.parametrize("name", ["写回没有行掩码", "写回没有列掩码"])
+def test_surroundings_alone_reject_it(name, tmp_path, monkeypatch):
+    # GPU 上没有逐个地址的核对,只有四周的 NaN 和 CANARY:它们自己也要够用
+    monkeypatch.setattr(testing, "INTERPRETED", False)
+    check_rejected(load("matmul_persistent", tmp_path, MUTANTS[name]), match="误差界|输出之外")

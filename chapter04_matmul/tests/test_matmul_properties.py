@@ -3,24 +3,20 @@
 import contextlib
 
 import pytest
-from triton_course.testing import EXAMPLES, LESSONS, wild_values
+from triton_course.testing import EXAMPLES, wild_values
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from matmul_checks import (
     OUT_DTYPES,
+    TABLE,
     compare,
-    dtypes_of,
-    forced,
-    is_basic,
-    is_fp32,
-    load_untuned,
+    load,
     small_tile,
 )
 
 import torch
 
 ROWS = 40
-STEMS = [path.stem for path in LESSONS.values() if path.parent.name == "chapter04_matmul"]
 
 
 def draw_matrix(data, rows, columns, dtype, seed):
@@ -34,28 +30,28 @@ def draw_matrix(data, rows, columns, dtype, seed):
     return torch._neg_view(matrix) if data.draw(st.booleans(), label="negative") else matrix
 
 
-@pytest.mark.parametrize("stem", STEMS)
-def test_any_input(stem):
-    lesson = load_untuned(LESSONS[stem])
-    share = 1 if is_basic(lesson) else 2  # 新的几个有很多相同的代码,各试一半
+@pytest.mark.parametrize("traits", TABLE, ids=lambda traits: traits.stem)
+def test_any_input(traits):
+    lesson = load(traits.stem)
+    share = 1 if traits.square else 3  # 以后的几个有很多相同的代码,各试三分之一
 
     @settings(max_examples=EXAMPLES // share, deadline=None, database=None, print_blob=True)
     @given(st.data())
     def property_holds(data):
         M, N, K = (data.draw(st.integers(0, ROWS), label=name) for name in "MNK")
-        dtype = data.draw(st.sampled_from(dtypes_of(lesson)), label="dtype")
+        dtype = data.draw(st.sampled_from(traits.dtypes), label="dtype")
         seed = data.draw(st.integers(0, 2**32), label="seed")
         tile = contextlib.nullcontext()
-        if is_basic(lesson):
+        if traits.square:
             N = K = M
             options = {"block_size": data.draw(st.sampled_from([16, 32, 64]), label="block_size")}
             c_dtype = torch.float32
         else:
             options = {"out_dtype": data.draw(st.sampled_from(OUT_DTYPES), label="out_dtype")}
-            options = {} if is_fp32(lesson) else options
+            options = options if traits.has_out_dtype else {}
             c_dtype = options.get("out_dtype") or dtype
-            if data.draw(st.booleans(), label="small tile"):
-                tile = forced(lesson, small_tile(lesson, 16, 32, 16, dtype))
+            if K and data.draw(st.booleans(), label="small tile"):
+                tile = small_tile(lesson)
         a, b = draw_matrix(data, M, K, dtype, seed), draw_matrix(data, K, N, dtype, seed + 1)
         with tile:
             c = lesson.matmul(a, b, **options)

@@ -3,7 +3,8 @@
 解释器不编译任何东西,所以编译器才有的错误、寄存器和共享内存的用量,它都看不见。
 这里照常调用 lesson 的函数,但是:输入是 meta 张量(有形状和 stride,没有内存);driver 是假的,
 只报出目标芯片;每次启动 (launch) 换成一次编译 (warmup)。于是每个 kernel 得到的参数、
-特化 (specialization) 和选项,都与真正启动时一样。
+特化 (specialization) 和选项,都与真正启动时一样。lesson 向 GPU 问的(有几个 SM、多少共享内存……)
+由这里回答;调优 (fastest) 不计时,而是每一种 config 都编译。
 
 由 test_ahead_of_time.py 在另一个进程里以 TRITON_INTERPRET=0 运行:
     python compile_worker.py '[["chapter03_dot/dot_basic.py", "sm_80", 166912, ""], …]'
@@ -17,60 +18,73 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import triton_course
 
 import torch
 import triton
+from triton_course import checks
 from triton_course.testing import load_lesson
 from triton.backends.compiler import GPUTarget
-from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 CUDA = {f"sm_{number}": GPUTarget("cuda", number, 32) for number in (80, 86, 89, 90, 100, 120)}
 HIP = {"gfx942": GPUTarget("hip", "gfx942", 64), "gfx1100": GPUTarget("hip", "gfx1100", 32)}
 TARGETS = CUDA | HIP
-ALL_CASES = ("sm_80", "gfx942")  # 在这两个目标上编译全部 case
+FEW = ("sm_90", "gfx942")  # 不必在每个目标上编译的 case,在这两个上编译
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
+class Case(NamedTuple):
+    """一次调用 · one call of a lesson."""
+
+    name: str  # 第一个词是 dtype
+    targets: Iterable  # TARGETS 里的名字
+    arguments: tuple
+    every_config: bool = False  # 调优的 lesson:每一种 config 都编译,还是只编译第一种
+
+
+def dot_case(dtype, targets, N, stride_x=1, stride_y=1, start=0):
+    """一次点积 · one dot product: x and y have these strides and start at this element."""
+    x, y = (
+        torch.empty_strided((N + start,), (stride,), dtype=dtype, device="meta")[start:]
+        for stride in (stride_x, stride_y)
+    )
+    return Case(f"{dtype} N={N} stride={stride_x},{stride_y}", targets, (x, y))
+
+
 def dot_cases():
-    """第3章的调用 · calls of triton_dot: (name, targets, arguments)."""
+    """第3章的调用 · calls of triton_dot."""
     for dtype in (*DTYPES, torch.float64):
-        for N, stride_x, stride_y, start in [
-            (1000, 1, 1, 0),  # 每个目标
-            (1, 1, 1, 0),
-            (1024, 1, 1, 0),
-            (4096, 1, 1, 0),
-            (2**20, 1, 1, 0),  # FP32 时每个目标
-            (2**26, 1, 1, 0),  # FP32 时每个目标
-            (2**26 + 1, 1, 1, 0),
-            (100_000, 2, 1, 0),
-            (1000, 3, 16, 1),  # 从 1 开始:指针不再对齐 16 字节
-            (1000, 2**31 + 1, 2**31 + 1, 0),
-            (2**31 + 1, 0, 0, 0),
-        ]:
-            x, y = (
-                torch.empty_strided((N + start,), (stride,), dtype=dtype, device="meta")[start:]
-                for stride in (stride_x, stride_y)
-            )
-            everywhere = (N, stride_x) == (1000, 1) or (
-                N in (2**20, 2**26) and dtype == torch.float32
-            )
-            targets = TARGETS if everywhere else ALL_CASES
-            yield f"{dtype} N={N} stride={stride_x},{stride_y}", targets, (x, y)
+        # FP16 与 BF16 一样,一种就够了
+        for N in (1000,) if dtype == torch.float16 else (1000, 2**20, 2**26, 2**26 + 1):
+            everywhere = N == 1000 or (dtype == torch.float32 and N <= 2**26)
+            yield dot_case(dtype, TARGETS if everywhere else FEW, N)
+    # 长度和 stride 的特化与 dtype 无关
+    for N, stride_x, stride_y, start in [
+        (1, 1, 1, 0),
+        (1024, 1, 1, 0),
+        (2048, 1, 1, 0),
+        (100_000, 2, 1, 0),
+        (1000, 3, 16, 1),  # 从 1 开始:指针不再对齐 16 字节
+        (1000, 2**31 + 1, 2**31 + 1, 0),
+        (2**31 + 1, 0, 0, 0),
+    ]:
+        yield dot_case(torch.float32, FEW, N, stride_x, stride_y, start)
 
 
 def square_cases():
-    """matmul_basic 的调用 · calls of matmul_basic: (name, targets, arguments)."""
+    """第4章第1课的调用 · calls of matmul_basic."""
     for dtype in DTYPES:
         for block_size, n, stride, start in [
-            (16, 257, (257, 1), 0),  # n=257:每个目标
+            (64, 257, (257, 1), 0),  # n=257:每个目标
             (32, 257, (257, 1), 0),
-            (64, 257, (257, 1), 0),
+            (16, 257, (257, 1), 0),
             (64, 256, (256, 1), 0),
             (64, 256, (1, 256), 0),
             (16, 1, (1, 1), 0),
@@ -82,61 +96,68 @@ def square_cases():
         ]:
             if n == 256 and dtype != torch.float32:
                 continue  # 编译慢;共享内存和寄存器在 FP32 时用得最多
+            if (block_size, n) != (64, 257) and dtype == torch.float16:
+                continue  # 与 BF16 一样
             shape = (n + start, n + start)
             a = torch.empty_strided(shape, stride, dtype=dtype, device="meta")[start:, start:]
             name = f"{dtype} block_size={block_size} n={n} stride={stride[0]},{stride[1]}"
-            yield name, TARGETS if n == 257 else ALL_CASES, (a, a, block_size)
+            yield Case(name, TARGETS if n == 257 else FEW, (a, a, block_size))
 
 
-def matmul_cases():
-    """第4章其余 lesson 的调用 · calls of the other lessons: (name, targets, arguments)."""
-    # 合起来用到每个 lesson 的每一种 tile
-    shapes = [(n, n, n) for n in (8192, 1280, 1024, 512)]
-    shapes += [(16, 4096, 4096), (32, 1024, 4096), (64, 1024, 4096)]
-    rest = [(257, 257, 257, False), (512, 512, 512, True)]
-    cases = [
-        # 每一种 tile 在每个目标上;FP16 与 BF16 一样,只编译一种。其余的 case 在两个编译得快的目标上
-        *(
-            (dtype, *shape, False, TARGETS)
-            for dtype in (torch.bfloat16, torch.float32)
-            for shape in shapes
-        ),
-        *(
-            (dtype, *shape, ("sm_90", "gfx942"))
-            for dtype in (torch.bfloat16, torch.float32)
-            for shape in rest
-        ),
-        (torch.float16, 8192, 8192, 8192, False, ("sm_90", "gfx942")),
-    ]
-    for dtype, M, N, K, by_columns, targets in cases:
-        a = torch.empty(M, K, dtype=dtype, device="meta")
-        b = torch.empty(K, N, dtype=dtype, device="meta")
-        if by_columns:
-            a, b = a.t().contiguous().t(), b.t().contiguous().t()
-        yield f"{dtype} {M}x{N}x{K}" + " by columns" * by_columns, targets, (a, b)
+def matmul_case(dtype, targets, shape, by_columns=False, out_dtype=None, every_config=False):
+    """一次矩阵乘法 · one product: shape is (M, N, K), both inputs are stored by rows or columns."""
+    M, N, K = shape
+    name = f"{dtype} {M}x{N}x{K}"
+    a = torch.empty(M, K, dtype=dtype, device="meta")
+    b = torch.empty(K, N, dtype=dtype, device="meta")
+    if by_columns:
+        name += " by columns"
+        a, b = a.t().contiguous().t(), b.t().contiguous().t()
+    if out_dtype is None:  # 第8课没有 out_dtype
+        return Case(name, targets, (a, b), every_config)
+    return Case(f"{name} to {out_dtype}", targets, (a, b, out_dtype), every_config)
+
+
+def matmul_cases(*shapes):
+    """第4章第2到7课的调用 · calls of matmul: 这些形状合起来用到 lesson 的每一种 tile."""
+    for dtype in (torch.bfloat16, torch.float32):
+        for shape in shapes:
+            yield matmul_case(dtype, TARGETS, shape, every_config=True)
+        yield matmul_case(dtype, FEW, (257, 257, 257))  # 描述符读不了,要复制
+        yield matmul_case(dtype, FEW, (512, 512, 512), by_columns=True)
+    yield matmul_case(torch.float16, FEW, shapes[0])  # 与 BF16 一样,一种就够了
+    # 输出比输入宽,写回时用的共享内存最多
+    yield matmul_case(torch.bfloat16, (*FEW, "sm_100"), shapes[0], out_dtype=torch.float32)
 
 
 def fp32_cases():
-    """matmul_fp32_split 的调用 · calls of matmul_fp32_split: (name, targets, arguments)."""
-    for n, by_columns, targets in [
-        (8192, False, TARGETS),
-        (1024, False, ("sm_90", "sm_100")),  # 只有它们大的 tile 和小的 tile 都用
-        (257, False, ("sm_90", "gfx942")),
-        (512, True, ("sm_90", "gfx942")),
-    ]:
-        a = torch.empty(n, n, device="meta")
-        yield f"torch.float32 {n}x{n}x{n}", targets, (a.t(), a.t()) if by_columns else (a, a)
+    """第4章第8课的调用 · calls of matmul_fp32_tensor_core."""
+    yield matmul_case(torch.float32, TARGETS, (8192, 8192, 8192))
+    yield matmul_case(torch.float32, TARGETS, (16, 4096, 4096))  # 太短,不用两半
+    yield matmul_case(torch.float32, ("sm_90", "sm_100"), (1024, 1024, 1024))  # 它们另有小的 tile
+    yield matmul_case(torch.float32, FEW, (257, 257, 257))
+    yield matmul_case(torch.float32, FEW, (512, 512, 512), by_columns=True)
 
 
-def cases_of(lesson):
-    """一个 lesson 的函数和调用 · the function of a lesson, and the calls of it to compile."""
-    if "triton_dot" in vars(lesson):
-        return lesson.triton_dot, dot_cases()
-    if "BLOCK_SIZES" in vars(lesson):
-        return lesson.matmul, square_cases()
-    if "split_kernel" in vars(lesson):
-        return lesson.matmul, fp32_cases()
-    return lesson.matmul, matmul_cases()
+DOTS = list(dot_cases())
+POINTERS = list(matmul_cases((1024, 1024, 1024)))
+TUNED = list(matmul_cases((8192, 8192, 8192)))
+PERSISTENT = [(8192, 8192, 8192), (128, 16384, 4096), (1024, 1024, 1024), (512, 512, 512)]
+SPLIT_K = [(64, 1024, 4096), (32, 1024, 4096), (16, 4096, 4096)]
+CASES = {  # lesson → 它的调用
+    "dot_basic": DOTS,
+    "dot_single_pass": DOTS,
+    "dot_compensated": DOTS,
+    "matmul_basic": list(square_cases()),
+    "matmul_tensor_core": POINTERS,
+    "matmul_grouped": POINTERS,
+    "matmul_autotuned": TUNED,
+    "matmul_descriptor": TUNED,
+    "matmul_persistent": list(matmul_cases(*PERSISTENT)),
+    "matmul_split_k": list(matmul_cases(*SPLIT_K)),
+    "matmul_fp32_tensor_core": list(fp32_cases()),
+}
+COPYING = ("matmul_descriptor", "matmul_persistent", "matmul_split_k")  # 也启动 copy_kernel
 
 
 def examine(kernel, tool, *options):
@@ -168,7 +189,7 @@ def fma_and_mul(kernel, target):
         text = kernel.asm["amdgcn"]
         fma, mul, zero = r"v_\w*fmac?_f\d+.*", r"v_\w*mul_f\d+", r", 0\b(?! *op_sel:\[)"
     else:
-        text = examine(kernel, "nvdisasm")
+        text = examine(kernel, "nvdisasm", "--no-dataflow")
         fma, mul, zero = r"\b[FD]FMA2?\b.*", r"\b[FD]MUL2?\b", r"RZ *;"
     fmas = re.findall(fma, text)
     products = [line for line in fmas if re.search(zero, line)]
@@ -184,7 +205,7 @@ def facts(kernel, target):
     return {
         "shared": kernel.metadata.shared,
         "registers": registers,
-        # 最后到达者汇总:报到之前写部分和;之后只写结果、计数器归零
+        # 最后到达者汇总:到达之前写部分和;之后只写结果、计数器归零
         "atomic": after.split(maxsplit=1)[0] if atomic else "",
         "stores_after_atomic": after.count("st.global"),
         "local": local,
@@ -210,18 +231,19 @@ def compile_lesson(path, target, shared, only):
     Returns:
         {"kernels": lesson 里要被启动的 kernel 名, "rows": 每个不同的编译结果一行}。
     """
-    lesson = load_lesson(Path(path))
+    path = Path(path)
+    lesson = load_lesson(path)
     rows = []
     seen = set()
-    tuning = False  # autotune 会不会试别的 config
-    launch = JITFunction.run
-    uses_fma = "tl.fma(" in Path(path).read_text(encoding="utf-8")
+    tuning = False  # 正在逐个编译 config
+    run = JITFunction.run
+    uses_fma = "tl.fma(" in path.read_text(encoding="utf-8")
 
     def compile_instead(self, *args, grid, warmup, **kwargs):
-        row = {"target": target, "case": case, "kernel": self.__name__, "tuned": tuning}
+        row = {"target": target, "case": case.name, "kernel": self.__name__, "tuned": tuning}
         row["descriptors"] = any(isinstance(argument, TensorDescriptor) for argument in args)
         try:
-            kernel = launch(self, *args, grid=grid, warmup=True, **kwargs)
+            kernel = run(self, *args, grid=grid, warmup=True, **kwargs)
         except Exception as error:
             rows.append(row | {"error": f"{type(error).__name__}: {error}"})
             return
@@ -231,49 +253,52 @@ def compile_lesson(path, target, shared, only):
             if uses_fma:
                 rows[-1]["fma"], rows[-1]["mul"] = fma_and_mul(kernel, target)
 
-    def compile_every_config(self, *args, **kwargs):
+    def compile_configs(configs, launch, M, N, K, dtype, device):  # 代替 fastest
         nonlocal tuning
-        tuning = True
-        self.nargs = dict(zip(self.arg_names, args, strict=False))
-        configs = self.prune_configs(kwargs)
-        # 只在两个目标上的 case 看的是形状和 stride 的特化,一种 config 就够了
-        for config in configs[:1] if len(targets) == 2 else configs:
-            self.fn.run(*args, **kwargs, **config.all_kwargs())
+        if case.every_config:
+            a, b, c = (torch.empty(s, dtype=dtype, device=device) for s in [(M, K), (K, N), (M, N)])
+            tuning = True
+            for config in configs:
+                launch(a, b, c, config)
+            tuning = False
+        return configs[0]
 
-    properties = {"max_shared_mem": shared}
     driver = SimpleNamespace(
         get_current_target=lambda: TARGETS[target],
         get_current_device=lambda: target,  # 只用作缓存的键
         get_current_stream=lambda device: 0,
-        utils=SimpleNamespace(get_device_properties=lambda device: properties),
     )
     triton.runtime.driver.set_active(driver)
     JITFunction.run = compile_instead
-    Autotuner.run = compile_every_config
-    if hasattr(lesson, "multiprocessors"):  # 没有 GPU 可问,取 H200 的数目
-        lesson.multiprocessors = lambda device: 132
-        lesson.take_scratch = lambda device, dtype: (
-            torch.empty(1, dtype=dtype, device=device),
+    answers = {  # 没有 GPU 可问、可计时;每个 lesson 只用到其中几个
+        "multiprocessors": lambda device: 132,  # H200 的数目
+        "shared_memory": lambda device: shared,
+        "compute_capability": lambda device: CUDA[target].arch if target in CUDA else 0,
+        "workspace": lambda device, dtype, length: (
+            torch.empty(length, dtype=dtype, device=device),
             torch.empty(1, dtype=torch.int32, device=device),
-        )
-    function, cases = cases_of(lesson)
-    for case, targets, arguments in cases:
-        if only in case and target in targets:
-            function(*arguments)
-            if hasattr(lesson, "dot_kernel_atomic") and "float32" in case:  # 反例,只用于 FP32
-                x, y = arguments
-                out = torch.empty((), device="meta")
-                lesson.dot_kernel_atomic[(1,)](x, y, out, len(x), BLOCK_SIZE=lesson.BLOCK_SIZE)
-    JITFunction.run = launch
+        ),
+        "fastest": compile_configs,
+    }
+    for name in answers.keys() & vars(lesson).keys():
+        setattr(lesson, name, answers[name])
+    function = lesson.triton_dot if path.stem.startswith("dot") else lesson.matmul
+    for case in CASES[path.stem]:
+        if only in case.name and target in case.targets:
+            function(*case.arguments)
+    JITFunction.run = run
 
     kernels = {name: v for name, v in vars(lesson).items() if isinstance(v, JITFunction)}
     # 被别的 kernel 调用的函数不单独启动
     sources = "".join(kernel.src.partition(":")[2] for kernel in kernels.values())
     launched = [name for name in kernels if not re.search(rf"\b{name}\(", sources)]
+    if path.stem in COPYING:
+        launched.append("copy_kernel")
     return {"kernels": launched, "rows": rows}
 
 
 if __name__ == "__main__":
-    triton_course.check_tensors = lambda *args, **kwargs: None  # 它拒绝 meta 张量
+    # 它拒绝 meta 张量;第4章第1课直接用它,别的经由 checks.py 里的 check_vectors、check_matrices
+    checks.check_tensors = triton_course.check_tensors = lambda *args, **kwargs: None
     with multiprocessing.get_context("fork").Pool(os.cpu_count()) as pool:
         print(json.dumps(pool.starmap(compile_lesson, json.loads(sys.argv[1]), chunksize=1)))

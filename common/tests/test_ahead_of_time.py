@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from triton_course.testing import LESSONS, load_lesson
 
+import triton
+
 WORKER = Path(__file__).with_name("compile_worker.py")
 ROOT = WORKER.parents[2]
 
@@ -30,6 +32,7 @@ SHARED = {
     "gfx1100": 64 * 1024,
 }
 HAS_TMA = ("sm_90", "sm_100", "sm_120")
+LOADS_FIRST = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9)
 # 平时编译三种,持续集成设 EVERY_TARGET=1,八种都编译
 TARGETS = SHARED if os.environ.get("EVERY_TARGET") else ("sm_80", "sm_90", "gfx942")
 
@@ -81,21 +84,22 @@ def spills(result):
     """寄存器溢出到显存的 · what spills registers to local memory.
 
     讲义没有说快的不算,那里溢出只影响速度:RDNA (gfx1100) 没有 FP32 的矩阵指令,每个线程最多
-    256 个寄存器;点积最大的块只在 H200 (sm_90) 上说快;没有 TMA 的目标上,描述符换成了普通的加载。
-    autotune 逐个计时,有一个不溢出就够了。常驻的 FP32 kernel 在 N 不是 16 的倍数时存取一两个寄存器
-    (8 字节),每个 tile 一次,不在 K 的循环里。用 tensor core 算 FP32 的大 tile,两个累加器就是全部
-    256 个寄存器,溢出的只在转移时存取,H200 上仍然最快;256 字节是 64 个寄存器。拆的 kernel 在
-    triton 3.9 上有 8 字节的栈,寄存器并没有用满。
+    256 个寄存器;没有 TMA 的目标上,描述符换成了普通的加载;点积最大的块 (N=2^26) 只在 H200 (sm_90)
+    上说快,而 triton 3.9 的 ptxas 在那里也先把整块加载完再相加,每个线程 512 个数装不下。
+    调优逐个计时,有一个 config 不溢出就够了。
+    有时 ptxas 不把 255 个寄存器用满,好让一个 SM 多放几个 block:一两个值 (16 字节以内) 在 K 的循环
+    之前存到栈上,之后才取。split_kernel 等的是显存,32 字节看不出来。halves_kernel 大的 tile,两个
+    累加器就是全部 256 个寄存器;溢出的大多只在提升时存取,H200 上仍然最快,256 字节是 64 个寄存器。
     """
     problems = []
     for row in compiled(result):
         exempt = (
             row["target"] == "gfx1100"
-            or ("N=67108864" in row["case"] and row["target"] != "sm_90")
             or (row["descriptors"] and row["target"] not in HAS_TMA)
+            or ("N=67108864" in row["case"] and (row["target"] != "sm_90" or LOADS_FIRST))
             or (row["tuned"] and some_config_fits(result, row))
-            or (row["local"] <= 8 and row["case"] == "torch.float32 257x257x257")
-            or (row["local"] <= 8 and row["kernel"] == "split_kernel")
+            or (row["local"] <= 16 and row["registers"] <= 128)
+            or (row["local"] <= 32 and row["kernel"] == "split_kernel")
             or (row["local"] <= 256 and row["kernel"] == "halves_kernel")
         )
         if row["local"] and not exempt:
@@ -106,7 +110,8 @@ def spills(result):
 def some_config_fits(result, row):
     """同一目标、同一 dtype 有没有不溢出的 config · does another configuration not spill."""
     return any(
-        other["target"] == row["target"]
+        other["tuned"]
+        and other["target"] == row["target"]
         and other["case"].split()[0] == row["case"].split()[0]
         and not other["local"]
         for other in compiled(result)
@@ -129,7 +134,7 @@ def contracted(result):
 
 
 def unordered(result):
-    """报到没有 acquire/release、不是对整块 GPU,或之后还写部分和的 · a wrong memory order."""
+    """到达没有 acquire/release、不是对整块 GPU,或之后还写部分和的 · a wrong memory order."""
     return [
         row
         for row in compiled(result)
@@ -180,7 +185,7 @@ MUTANTS = {
     failed: (  # tile 的长度不是编译期常数
         "dot_basic",
         [("start + tl.arange(0, TILE_SIZE)", "tl.arange(0, num_blocks)")],
-        "sm_80",
+        "sm_90",
         "torch.float32 N=100000 ",
     ),
     never_compiled: (

@@ -10,11 +10,21 @@ from types import SimpleNamespace
 
 import pytest
 from triton_course import bench
+from triton_course.testing import load_lesson
 
 import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ["chapter03_dot/bench/bench_dot.py", "chapter04_matmul/bench/bench_matmul.py"]
+# 一个画图,一个显示用法 · the first draws, the second shows its usage
+BOTH = """
+import runpy, sys
+dot, matmul = sys.argv[1:]
+sys.argv = [dot, "--draw-only", "--only", "condition"]
+runpy.run_path(dot, run_name="__main__")
+sys.argv = [matmul, "--help"]
+runpy.run_path(matmul, run_name="__main__")
+"""
 
 
 @pytest.fixture
@@ -27,36 +37,37 @@ def copy(tmp_path):
     return tmp_path
 
 
-def draw(copy, script, *options, **env):
-    done = subprocess.run(
-        [sys.executable, *options, copy / script, "--draw-only", "--only", "condition"],
-        capture_output=True,
-        encoding="utf-8",
-        env=os.environ | {"TRITON_INTERPRET": "1"} | env,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout, {p.name: p.read_bytes() for p in (copy / script).parent.glob("*.png")}
+def taken(folder):
+    """拿走文件夹里的图 · the figures there, which are removed."""
+    figures = {path.name: path.read_bytes() for path in folder.glob("*.png")}
+    for name in figures:
+        (folder / name).unlink()
+    return figures
 
 
-def test_figures_do_not_depend_on_the_users_settings(copy):
-    expected = draw(copy, SCRIPTS[0])
+def test_figures_do_not_depend_on_the_users_settings_and_docstrings(copy, capsys):
+    folder = (copy / SCRIPTS[0]).parent
+    taken(folder)
+    script = load_lesson(ROOT / SCRIPTS[0])
+    bench.run(folder, {"condition": script.EXPERIMENTS["condition"]}, {})
+    printed, figures = capsys.readouterr().out, taken(folder)
+    assert len(figures) == 1
     (copy / "matplotlibrc").write_text("text.usetex: True\nfont.size: 30\nsavefig.dpi: 20\n")
     settings = {
         "MPLBACKEND": "module://matplotlib_inline.backend_inline",  # notebook 设的,这里没有装
         "MATPLOTLIBRC": str(copy / "matplotlibrc"),
     }
-    # -OO 去掉 docstring 和 assert
-    assert draw(copy, SCRIPTS[0], "-OO", **settings) == expected
-
-
-def test_without_docstrings():
+    # -OO 去掉 docstring 和 assert;它要把 torch 也重新编译一遍,所以两个脚本在一个进程里
     done = subprocess.run(
-        [sys.executable, "-OO", ROOT / SCRIPTS[1], "--help"],
+        [sys.executable, "-OO", "-c", BOTH, *(copy / script for script in SCRIPTS)],
         capture_output=True,
         encoding="utf-8",
-        env=os.environ | {"TRITON_INTERPRET": "1"},
+        env=os.environ | {"TRITON_INTERPRET": "1"} | settings,
     )
-    assert (done.returncode, done.stderr) == (0, "") and "--draw-only" in done.stdout
+    assert (done.returncode, done.stderr) == (0, "")
+    drawn, usage, shown = done.stdout.partition("usage: bench_matmul.py")
+    assert drawn == printed and usage and "--draw-only" in shown
+    assert taken(folder) == figures
 
 
 def experiment(csv="a.csv", **others):

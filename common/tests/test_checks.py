@@ -3,7 +3,8 @@
 from unittest import mock
 
 import pytest
-from triton_course import DEVICE, INTERPRETED, check_tensors
+from triton_course import DEVICE, INTERPRETED, check_matrices, check_tensors, check_vectors
+from triton_course.checks import LONGEST, MATRIX_DTYPES, VECTOR_DTYPES
 from triton_course.testing import LESSONS, load_lesson
 
 import numpy as np
@@ -166,15 +167,18 @@ def test_tracers_cannot_see_the_kernel(lesson, tracer, captured):
 
 def test_strict_export_says_the_same(lesson):
     function, plain = lesson
-    with pytest.raises(Exception, match="inside torch.export, which cannot see Triton kernels"):
+    words = "inside torch.export, which cannot see Triton kernels"
+    if hasattr(function, "_torchdynamo_disable"):  # 它根本不让 torch.compile 追踪:torch 自己说
+        words = "Skip calling `torch.compiler.disable"
+    with pytest.raises(Exception, match=words):
         torch.export.export(Module(lambda t: function(t, t)), (plain,), strict=True)
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_torch_compile_refuses_what_eager_refuses(lesson, backend):
+def test_torch_compile_refuses_what_eager_refuses(lesson):
     function, plain = lesson
     torch._dynamo.reset()  # 别的 lesson 留下的:它把变过的 num_warps 当作符号,torch 2.11 因此出错
-    compiled = torch.compile(lambda a, b: function(a, b), backend=backend)
+    # 它与 eager 一样由 Dynamo 追踪,再多经过一道 AOTAutograd
+    compiled = torch.compile(lambda a, b: function(a, b), backend="aot_eager")
     with pytest.raises(Exception, match="no gradient is defined here"):
         compiled(plain.clone().requires_grad_(), plain)
     with torch.no_grad():
@@ -227,3 +231,72 @@ def test_last_byte_counts():
         with pytest.raises(ValueError, match=f"need {4 * (last + 1)}"):
             check_tensors((torch.float32,), x=resized(view, 4 * last + 3))
         resized(view, 256)
+
+
+v, m, one = (torch.ones(shape, device=DEVICE) for shape in [4, (3, 4), (1, 1)])
+SHAPES = {  # 经由各个 lesson 也试了一些;这里是全部
+    "lengths differ": (check_vectors, v, v[:3], "(4,)、(3,)|(4,) and (3,)"),
+    "x is a matrix": (check_vectors, m, v, "(3, 4)"),
+    "y is a matrix": (check_vectors, v, m, "(3, 4)"),
+    "one element": (check_vectors, v, v[:1], "(1,)"),  # 不 broadcast
+    "scalars": (check_vectors, v[0], v[0], "()"),
+    "a is a vector": (check_matrices, v, m.t(), "(4,)"),
+    "b is a vector": (check_matrices, m, v, "(4,)"),
+    "batch": (check_matrices, m[None], m.t(), "(1, 3, 4)"),
+    "inner lengths": (check_matrices, m, m, "(3, 4)、(3, 4)|(3, 4) and (3, 4)"),
+    "too many rows": (check_matrices, one.expand(LONGEST + 1, 1), one, f"{LONGEST + 1}|{LONGEST}"),
+    "too many columns": (check_matrices, one, one.expand(1, LONGEST + 1), f"{LONGEST + 1}"),
+    "K too long": (
+        check_matrices,
+        one.expand(1, LONGEST + 1),
+        one.expand(LONGEST + 1, 1),
+        f"{LONGEST + 1}",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SHAPES)
+def test_shapes_that_do_not_fit(case):
+    check, left, right, words = SHAPES[case]
+    check_refused(ValueError, words, check, left, right)
+
+
+def test_shapes_that_fit():
+    check_vectors(v, v)
+    check_vectors(v[:0], v[:0])
+    for M, N, K in [(0, 0, 0), (1, 1, 0), (LONGEST, LONGEST, 1), (1, 1, LONGEST)]:
+        assert check_matrices(one.expand(M, K), one.expand(K, N)) is torch.float32
+
+
+def test_dtypes():
+    for dtype in [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8]:
+        left, right = m.to(dtype), m.t().to(dtype)
+        if dtype in VECTOR_DTYPES:
+            check_vectors(left[0], left[1])
+        else:
+            check_refused(TypeError, f"x|{dtype}", check_vectors, left[0], left[1])
+        if dtype in MATRIX_DTYPES:
+            assert check_matrices(left, right) is dtype
+        else:
+            check_refused(TypeError, f"a|{dtype}", check_matrices, left, right)
+    assert set(VECTOR_DTYPES) - set(MATRIX_DTYPES) == {torch.float64}
+    words = "x、y|x and y|torch.float32, torch.float16"
+    check_refused(TypeError, words, check_vectors, v, v.half())
+    words = "a、b|a and b|torch.float16, torch.float32"
+    check_refused(TypeError, words, check_matrices, m.half(), m.t())
+
+
+def test_dtype_of_the_result():
+    for out_dtype in MATRIX_DTYPES:
+        assert check_matrices(m, m.t(), out_dtype) is out_dtype
+    others = [(torch.float64, "torch.float64"), ("float16", "str"), (m, "Tensor")]
+    for out_dtype, shown in [*others, (np.ones(9), "ndarray")]:
+        check_refused(TypeError, f"out_dtype|is {shown},", check_matrices, m, m.t(), out_dtype)
+    # 只收一种 dtype 的 lesson
+    only = (torch.float32,)
+    assert check_matrices(m, m.t(), dtypes=only) is torch.float32
+    check_refused(
+        TypeError, "torch.float16|torch.float32", check_matrices, m, m.t(), torch.float16, only
+    )
+    half = m.half()
+    check_refused(TypeError, "a|torch.float16", check_matrices, half, half.t(), None, only)

@@ -1,14 +1,10 @@
 """common/device.py 的测试,每个在自己的进程里 · tests of common/device.py, a process for each."""
 
-import functools
-import json
-import os
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
+from triton_course.testing import forked
 
 import torch
 
@@ -77,52 +73,9 @@ print(INTERPRETED, DEVICE, describe(), sep="\\n")
 """
 
 
-# 先 import numpy 和 torch,然后为每一行输入 fork 一个进程:每次都重新 import 它们要多一倍的时间
-SERVER = """
-import json, os, sys
-import numpy, torch
-sys.path.append("common")
-for line in sys.stdin:
-    code, env, *paths = json.loads(line)
-    child = os.fork()
-    if child == 0:
-        for number, path in enumerate(paths, start=1):
-            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
-        os.environ.update(env)
-        status = 0
-        try:
-            exec(code, {"__name__": "__main__"})
-        except BaseException:
-            sys.excepthook(*sys.exc_info())
-            status = 1
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-"""
-
-
-@functools.cache
-def server():
-    removed = ("TRITON_INTERPRET", "TORCHDYNAMO_DISABLE", "PYTHONSAFEPATH")
-    return subprocess.Popen(
-        [sys.executable, "-c", SERVER],
-        cwd=ROOT,
-        env={key: value for key, value in os.environ.items() if key not in removed},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        encoding="utf-8",
-    )
-
-
 def python(code, **env):
-    """在新进程里运行,只带这里给出的 TRITON_INTERPRET · run in a new process."""
-    with tempfile.TemporaryDirectory() as folder:
-        paths = [Path(folder) / name for name in ("stdout", "stderr")]
-        print(json.dumps([code, env, *map(str, paths)]), file=server().stdin, flush=True)
-        status = int(server().stdout.readline())
-        out, err = (path.read_text(encoding="utf-8") for path in paths)
-    return subprocess.CompletedProcess(code, status, out, err)
+    """在新进程里运行,找得到 common · run in a new process that finds common."""
+    return forked(f"import sys\nsys.path.append('common')\n{code}", **env)
 
 
 def check_one_line(result, *words):
@@ -313,7 +266,7 @@ print(child.stdout, end="")
 @pytest.mark.parametrize("value, seen", [(None, "None"), ("", ""), ("1", "1")])
 def test_children_do_not_inherit_what_import_sets(value, seen):
     env = {} if value is None else {"TRITON_INTERPRET": value}
-    result = python(NO_GPU + LESSON_IMPORTS + CHILD, **env)
+    result = python(NO_GPU + "from triton_course import DEVICE\nimport sys\n" + CHILD, **env)
     assert result.stdout == f"{seen} None\n", result.stderr
 
 
@@ -443,12 +396,12 @@ def test_package_that_cannot_be_loaded():
     assert "None" not in result.stderr
 
 
-def test_on_device_of():
-    code = """
-import contextlib, torch, types
+@pytest.mark.parametrize("count, switched", [(1, []), (2, ["enter", "1", "leave", "1"])])
+def test_on_device_of(count, switched):
+    code = f"""
+count = {count}
+import contextlib, types
 from triton_course import on_device_of
-with on_device_of(torch.ones(3)):
-    print("inside")
 
 @contextlib.contextmanager
 def device_index(index):
@@ -459,7 +412,10 @@ def device_index(index):
 torch.accelerator.device_index = device_index
 with on_device_of(types.SimpleNamespace(is_cpu=False, device=torch.device("cuda", 1))):
     print("inside")
+with on_device_of(torch.ones(3)):  # 在 CPU 上:不切换
+    print("inside")
 """
-    result = python(OLD_NUMPY + code, TRITON_INTERPRET="1")
+    result = python(FAKE_GPU + code, TRITON_INTERPRET="1")
     assert (result.returncode, result.stderr) == (0, "")
-    assert result.stdout.split() == ["inside", "enter", "1", "inside", "leave", "1"]
+    first, inside, last = switched[:2], ["inside"], switched[2:]
+    assert result.stdout.split() == [*first, *inside, *last, *inside]

@@ -25,6 +25,8 @@ ROOT = Path(__file__).resolve().parents[2]
 REAL_PYTHON = f'exec {shlex.quote(sys.executable)} "$@"\n'
 # 测试用的包不必真的 import · answers the question for the tests' packages at once
 QUICK_PYTHON = 'set -- "${@/import pytest, hypothesis, matplotlib; /}"\n' + REAL_PYTHON
+# 测试文件不经过 pytest 运行,省时间 · runs test files without pytest, which is quicker
+NO_PYTEST = 'case "$*" in "-m pytest "*) set -- "${@: -1}" ;; esac\n' + QUICK_PYTHON
 # 没有包的 python3,它建的 .venv 里是假的 pip · lacks the packages; its venv has a fake pip
 BARE_PYTHON = """
 case "$*" in
@@ -178,7 +180,7 @@ def run(root, *arguments, cwd=None, script=None, bash=("bash",), **env):
 
 
 def outcomes(result):
-    """[("PASS", "chapter98_a/good.py"), …],按显示的次序 · in the order shown."""
+    """[("PASS", "chapter98_a/good.py"), …],按显示的顺序 · in the order shown."""
     return re.findall(r"^(PASS|FAIL|SKIP) +\d+\.\d s  (\S+)", result.stdout, re.MULTILINE)
 
 
@@ -384,7 +386,8 @@ def test_picks(two_chapters, case):
     assert result.returncode == 0
 
 
-def test_tests_are_picked_by_the_name_of_their_script(two_chapters):
+def test_tests_are_picked_by_the_name_of_their_script(two_chapters, tmp_path):
+    executable(tmp_path / "bin" / "python3", NO_PYTEST)
     add(two_chapters, "chapter98_a/tests/test_one.py", "def test_a():\n    pass\n")
     add(two_chapters, "chapter98_a/tests/test_two.py", "def test_a():\n    pass\n")
     for pick, folder in [
@@ -412,6 +415,39 @@ def test_unknown_pick(two_chapters, pick):
     assert f"“{pick}”" in result.stderr and "unbound" not in result.stderr
     assert len(result.stderr.splitlines()) == 4
     assert [line.strip() for line in result.stderr.splitlines()[-3:]] == [ONE, TWO, THREE]
+
+
+LADDER = {  # 每章里第几课;None 是没有写 · the number of each lesson, None if it does not say
+    "chapter98_a/zero.py": 1,
+    "chapter98_a/two.py": 2,
+    "chapter98_a/one.py": 10,
+    "chapter98_a/again.py": None,
+    "chapter98_a/none.py": None,
+    "chapter99_b/late.py": 1,
+    "chapter99_b/early.py": 3,
+}
+
+
+@pytest.fixture
+def ladder(course):
+    """名字的顺序与 lesson 的顺序不同 · a course whose ladder is not in the order of the names."""
+    for path, number in LADDER.items():
+        title = f'"""第{path[7:9]}章 第{number}课 标题 · title."""'
+        # 第一行才算;没有写的,第二行写了也不算
+        add(course, path, f"{title}\n" if number else f"'第98章 第1课 '\n{title}\n")
+    return course
+
+
+@pytest.mark.parametrize("env", [{}, {"LC_ALL": "C"}], ids=["UTF-8", "C"])
+def test_lessons_run_in_the_order_of_the_ladder(ladder, env):
+    assert outcomes(run(ladder, **env)) == [("PASS", path) for path in LADDER]
+    wrong = run(ladder, "wrong", **env).stderr
+    assert [line.strip() for line in wrong.splitlines()[1:]] == list(LADDER)
+    # 指定一章时也是,逐个指定时照指定的顺序
+    chapter = [path for path in LADDER if "98" in path]
+    assert outcomes(run(ladder, "chapter98", **env)) == [("PASS", path) for path in chapter]
+    picked = ["chapter98_a/one.py", "chapter98_a/zero.py"]
+    assert outcomes(run(ladder, "one", "zero", **env)) == [("PASS", path) for path in picked]
 
 
 def test_unknown_option(two_chapters):
@@ -545,6 +581,7 @@ def test_failure_does_not_disturb_the_other_test_file(course):
 )
 def test_most_at_a_time(course, tmp_path, arguments, cores, most):
     executable(tmp_path / "bin" / "nproc", f"echo {cores}\n")
+    executable(tmp_path / "bin" / "python3", NO_PYTEST)
     folder = "chapter98_a/tests/test_" if arguments else "chapter98_a/"
     for name in "abc":
         add(course, f"{folder}{name}.py", CROWD.replace("MOST", str(most)))
@@ -671,8 +708,14 @@ def test_ascii_and_8_bit_locales(course, tmp_path):
     if shutil.which("localedef"):
         subprocess.run(locale, capture_output=True)
         env = {"LOCPATH": str(tmp_path), "LC_ALL": "de_DE.ISO-8859-1", "PYTHONUTF8": "1"}
-        assert "“nope”" in run(course, "nope", **env).stderr
-        assert last_line(run(course, **env)) == "0 passed, 0 failed, 1 skipped"
+        for name, number in [("one", 2), ("two", 1)]:
+            add(course, f"chapter99_b/{name}.py", f'"""第99章 第{number}课 标题 · title."""\n')
+        errors = run(course, "nope", **env).stderr
+        assert "“nope”" in errors and errors.split()[-2:] == [
+            "chapter99_b/two.py",
+            "chapter99_b/one.py",
+        ]
+        assert last_line(run(course, **env)) == "2 passed, 0 failed, 1 skipped"
 
 
 def test_variables_before_other_characters_have_braces():
@@ -1159,25 +1202,3 @@ def test_two_runs_make_one_venv(bare, tmp_path):
 def test_no_flock(bare, tmp_path):
     root, env = bare
     assert_good(run(root, **env, PATH=path_without(tmp_path, "flock")), root, 1)
-
-
-@pytest.mark.parametrize(
-    "cwd, script",
-    [
-        (ROOT, "chapter04_matmul/matmul_basic.py"),
-        (ROOT / "chapter04_matmul", "matmul_basic.py"),
-        ("/", str(ROOT / "chapter04_matmul/matmul_basic.py")),
-    ],
-    ids=["root", "inside", "elsewhere"],
-)
-def test_lesson_from_any_folder(cwd, script):
-    result = subprocess.run(
-        [sys.executable, script],
-        cwd=cwd,
-        env=clean_environment(),
-        capture_output=True,
-        encoding="utf-8",
-        timeout=300,
-    )
-    assert result.returncode == 0, result.stderr
-    assert re.search(r"^size=257: OK, max_diff=\d", result.stdout, re.MULTILINE)

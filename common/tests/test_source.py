@@ -5,14 +5,39 @@
 """
 
 import ast
+import difflib
 import re
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from triton_course.testing import LESSONS
 
 ROOT = Path(__file__).resolve().parents[2]
+
+# 一个 lesson 最多几行,比上一课最多多出几行;装不下的,就不在那一课里讲
+LINES, ADDED = 200, 110
+MORE_LINES = {
+    "dot_compensated": 260,
+    # 预算是 320。它另有一个守卫:认出两半装不下的 tile,用 IEEE FP32 重算;少了它,有的结果就是错的
+    "matmul_fp32_tensor_core": 440,
+}
+MORE_ADDED = {
+    "dot_single_pass": 180,
+    "dot_compensated": 180,
+    "matmul_split_k": 180,
+    "matmul_fp32_tensor_core": 360,  # 预算是 180;理由同上
+}
+README_LINES = 80
+# 第4章 4.1 以后的 lesson 都有的,和它们最前面的参数
+CONTRACT = {
+    "Config": (),
+    "choose": ("M", "N", "K", "dtype", "device"),
+    "launch": ("a", "b", "c", "config"),
+    "matmul": ("a", "b"),
+    "verify": (),
+}
 
 
 def kernels(source):
@@ -148,13 +173,13 @@ def steps_out_of_order(source):
     found = steps(source)
     problems = [f"第{k}步 {chinese}" for k, chinese, english in found if not chinese or not english]
     if [step[0] for step in found] != list(range(1, len(found) + 1)) or not found:
-        problems.append(f"步骤的次序 {[step[0] for step in found]}")
+        problems.append(f"步骤的顺序 {[step[0] for step in found]}")
     return problems
 
 
 def imports_beyond_the_course(source):
     """模块一级只 import 标准库和没有 GPU 也能 import 的几个包。"""
-    allowed = sys.stdlib_module_names | {"triton_course", "torch", "triton", "numpy"} | set(LESSONS)
+    allowed = sys.stdlib_module_names | {"triton_course", "torch", "triton", "numpy"}
     problems = []
     pending = list(ast.parse(source).body)
     while pending:
@@ -177,10 +202,82 @@ def imports_beyond_the_course(source):
     return problems
 
 
-def steps_not_in_readme(source, readme):
-    """README 的代码说明里,每一步都有同一个号码和标题。"""
+def imports_of_lessons(source):
+    """import 别的 lesson:读者打开一个文件,不必再看别的 lesson。"""
+    problems = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [node.module, *(alias.name for alias in node.names)]
+        else:
+            continue
+        problems += [name for name in names if set(str(name).split(".")) & set(LESSONS)]
+    return problems
+
+
+def steps_not_in_notes(source, notes):
+    """讲义的代码说明里,每一步都有同一个号码和标题。"""
     wanted = [f"{k}. **{chinese}。**" for k, chinese, _ in steps(source)]
-    return [text for text in wanted if not re.search(rf"^{re.escape(text)}", readme, re.MULTILINE)]
+    return [text for text in wanted if not re.search(rf"^{re.escape(text)}", notes, re.MULTILINE)]
+
+
+class Place(NamedTuple):
+    """在阶梯上的位置 · where a lesson stands in the ladder of its chapter."""
+
+    chapter: int
+    number: int
+    previous: str | None = None  # 上一课的名字
+
+
+def place_of(name):
+    folder = LESSONS[name].parent
+    chapter = [stem for stem, path in LESSONS.items() if path.parent == folder]
+    number = chapter.index(name) + 1
+    previous = chapter[number - 2] if number > 1 else None
+    return Place(int(re.search(r"\d+", folder.name)[0]), number, previous)
+
+
+def title_without_its_place(source, place):
+    """第一行写着第几章、第几课,一章里没有空缺、没有重复;第二段写着上一课是谁。"""
+    title, _, rest = (ast.get_docstring(ast.parse(source)) or "").partition("\n\n")
+    chapter, number, previous = place
+    # 英文放不下时,可以省掉是什么算子
+    wanted = f"第{chapter}章 第{number}课 .+:.+ · Chapter {chapter}, lesson {number}(, .+)?: .+\\."
+    problems = [] if re.fullmatch(wanted, title) else [title]
+    if previous and not rest.startswith(f"上一课({previous})"):
+        problems.append(f"第二段应当以“上一课({previous})”开头")
+    return problems
+
+
+def too_many_lines(text, limit):
+    """太长:lesson 和每章的 README.md 都有限度。"""
+    lines = len(text.splitlines())
+    return [f"{lines} 行,最多 {limit} 行"] if lines > limit else []
+
+
+def too_many_new_lines(source, previous, limit):
+    """比上一课多出的行。用 difflib,不用 git:不必装 git;两者的数最多差 2。"""
+    before, after = previous.splitlines(), source.splitlines()
+    match = difflib.SequenceMatcher(None, before, after, autojunk=False)
+    added = len(after) - sum(block.size for block in match.get_matching_blocks())
+    return [f"多出 {added} 行,最多 {limit} 行"] if added > limit else []
+
+
+def breaks_the_contract(source):
+    """缺少 CONTRACT 里的名字,或参数不同:测试和测量靠它们,不必另开口子。"""
+    found = {
+        node.name: node
+        for node in ast.parse(source).body
+        if isinstance(node, ast.FunctionDef | ast.ClassDef)
+    }
+    problems = []
+    for name, wanted in CONTRACT.items():
+        arguments = getattr(found.get(name), "args", None)
+        names = tuple(a.arg for a in arguments.args[: len(wanted)]) if arguments else ()
+        if name not in found or names != wanted:
+            problems.append(name)
+    return problems
 
 
 def shadowing_names(paths):
@@ -198,6 +295,15 @@ CHECKS = [
     docstrings_not_bilingual,
     steps_out_of_order,
     imports_beyond_the_course,
+    imports_of_lessons,
+]
+OTHER_CHECKS = [  # 还要知道别的
+    steps_not_in_notes,
+    title_without_its_place,
+    too_many_lines,
+    too_many_new_lines,
+    breaks_the_contract,
+    shadowing_names,
 ]
 
 
@@ -208,9 +314,38 @@ def test_lesson(name, check):
 
 
 @pytest.mark.parametrize("name", LESSONS)
-def test_readme_explains_every_step(name):
-    readme = LESSONS[name].with_name("README.md").read_text(encoding="utf-8")
-    assert steps_not_in_readme(LESSONS[name].read_text(encoding="utf-8"), readme) == []
+def test_notes_explain_every_step(name):
+    notes = LESSONS[name].with_suffix(".md")
+    assert notes.is_file(), f"没有讲义 {notes.name} · there are no notes beside the lesson"
+    source = LESSONS[name].read_text(encoding="utf-8")
+    assert steps_not_in_notes(source, notes.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize("name", LESSONS)
+def test_place_in_the_ladder(name):
+    source = LESSONS[name].read_text(encoding="utf-8")
+    assert title_without_its_place(source, place_of(name)) == []
+
+
+@pytest.mark.parametrize("name", LESSONS)
+def test_budget(name):
+    source, previous = LESSONS[name].read_text(encoding="utf-8"), place_of(name).previous
+    assert too_many_lines(source, MORE_LINES.get(name, LINES)) == []
+    if previous:
+        before = LESSONS[previous].read_text(encoding="utf-8")
+        assert too_many_new_lines(source, before, MORE_ADDED.get(name, ADDED)) == []
+
+
+@pytest.mark.parametrize(
+    "folder", sorted({path.parent for path in LESSONS.values()}), ids=lambda f: f.name
+)
+def test_readme_is_one_page(folder):
+    assert too_many_lines((folder / "README.md").read_text(encoding="utf-8"), README_LINES) == []
+
+
+@pytest.mark.parametrize("name", [n for n in LESSONS if place_of(n)[:2] > (4, 1)])
+def test_contract(name):
+    assert breaks_the_contract(LESSONS[name].read_text(encoding="utf-8")) == []
 
 
 def test_nothing_shadows_a_package():
@@ -262,6 +397,49 @@ BAD_SOURCES = [
         "try:\n    from triton.backends.nvidia import driver\nfinally: pass",
     ),
     (imports_beyond_the_course, "from triton import backends"),
+    (imports_beyond_the_course, "from matmul_basic import matmul"),
+    (imports_of_lessons, "import matmul_basic as basic"),
+    (imports_of_lessons, "def f():\n    from chapter03_dot import dot_basic"),
+    (imports_of_lessons, "from chapter03_dot.dot_basic import triton_dot"),
+    (imports_of_lessons, "from . import dot_basic"),
+]
+TITLE = "第4章 第3课 甲:乙 · Chapter 4, lesson 3, a: b."
+SECOND = Place(4, 3, "matmul_a")
+CONTRACT_KEPT = """class Config: pass
+def choose(M, N, K, dtype, device): pass
+def launch(a, b, c, config): pass
+def matmul(a, b, out_dtype=None): pass
+def verify(): pass
+"""
+# 还有别的参数的检查:检查、坏的源码、别的参数 · checks that take more than the source
+BAD_PLACES = [
+    (steps_not_in_notes, "# 第1步 甲 · a", ""),
+    (steps_not_in_notes, "# 第1步 甲 · a", "1. **乙。**"),
+    (steps_not_in_notes, "# 第1步 甲 · a", "2. **甲。**"),
+    (steps_not_in_notes, "# 第1步 甲 · a", "见 1. **甲。**"),
+    (steps_not_in_notes, "# 第1步 甲 · a", "1. 甲"),
+    (title_without_its_place, "x = 1", SECOND),
+    (title_without_its_place, f'"""{TITLE}"""', SECOND),
+    (title_without_its_place, f'"""{TITLE}\n\n上一课换了顺序。"""', SECOND),
+    (title_without_its_place, f'"""{TITLE}\n\n上一课(matmul_b)。"""', SECOND),
+    (title_without_its_place, f'"""{TITLE}\n\n数学。\n\n上一课(matmul_a)。"""', SECOND),
+    (title_without_its_place, f'"""{TITLE}\n上一课(matmul_a)。"""', SECOND),
+    *(
+        (title_without_its_place, f'"""{TITLE.replace(*wrong)}"""', Place(4, 3))
+        for wrong in [("第4", "第3"), ("r 4", "r 3"), ("第3", "第2"), ("n 3", "n 2")]
+        + [(":", "", 1), (": b", ""), (" · ", " "), (".", "")]
+    ),
+    (too_many_lines, "x = 1\n" * 11, 10),
+    (too_many_new_lines, "a\nb\nc\n", "b\n", 1),
+    (too_many_new_lines, "b\na\n", "a\nb\n", 0),  # 移动也算
+    (too_many_new_lines, "a\n" * 300, "a\n" * 290, 9),  # 常见的行不能当作没有
+    *((breaks_the_contract, re.sub(rf"(class|def) {n}", r"\1 x", CONTRACT_KEPT)) for n in CONTRACT),
+    (breaks_the_contract, CONTRACT_KEPT.replace("a, b, c, config", "a, b, out, config")),
+    (breaks_the_contract, CONTRACT_KEPT.replace("dtype, device", "dtype")),
+    (breaks_the_contract, "if True:\n" + CONTRACT_KEPT.replace("class", " class", 1)),
+    (shadowing_names, ["triton.py", "common/testing.py"]),
+    (shadowing_names, ["chapter03_dot/torch.py"]),
+    (shadowing_names, ["a/numpy"]),
 ]
 
 
@@ -277,8 +455,15 @@ def test_check_sees_bad_source(check, source):
     assert check(source)
 
 
+@pytest.mark.parametrize("case", BAD_PLACES)
+def test_check_sees_what_is_out_of_place(case):
+    check, *arguments = case
+    assert check(*arguments)
+
+
 def test_every_check_has_bad_source():
     assert {check for check, _ in BAD_KERNELS + BAD_SOURCES} == set(CHECKS)
+    assert {case[0] for case in BAD_PLACES} == set(OTHER_CHECKS)
 
 
 def test_checks_leave_good_source_alone():
@@ -293,12 +478,12 @@ def test_checks_leave_good_source_alone():
     assert [check.__name__ for check in CHECKS if check(source)] == []
 
 
-@pytest.mark.parametrize("readme", ["", "1. **乙。**", "2. **甲。**", "见 1. **甲。**", "1. 甲"])
-def test_check_sees_a_step_missing_in_the_readme(readme):
-    assert steps_not_in_readme("# 第1步 甲 · a", readme)
-    assert not steps_not_in_readme("# 第1步 甲 · a", readme + "\n1. **甲。** 说明")
-
-
-@pytest.mark.parametrize("path", ["triton.py", "chapter03_dot/torch.py", "a/numpy"])
-def test_check_sees_a_shadowing_name(path):
-    assert shadowing_names([path, "common/testing.py"]) == [path]
+def test_checks_leave_what_is_in_place_alone():
+    for place, rest in [(SECOND, "上一课(matmul_a)换了顺序。\n"), (Place(4, 3), "数学:x。\n")]:
+        for title in [TITLE, TITLE.replace(", a:", ":")]:
+            assert not title_without_its_place(f'"""{title}\n\n{rest}"""', place)
+    assert not steps_not_in_notes("# 第1步 甲 · a", "# 题\n\n1. **甲。** 说明")
+    assert not too_many_lines("x = 1\n" * 10, 10)
+    assert not too_many_new_lines("a\nb\nc\n", "b\nd\n", 2)
+    assert not breaks_the_contract(CONTRACT_KEPT + "def more(): pass\n")
+    assert not shadowing_names(["common/testing.py", "chapter04_matmul/matmul_triton.md"])

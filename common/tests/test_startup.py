@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from triton_course import SetupError, ToolError, on_device_of, startup
+from triton_course.testing import forked
 
 import torch
 import triton
@@ -52,26 +53,48 @@ def test_the_users_own_common(tmp_path, order):
     path = tmp_path / ("common/__init__.py" if order == "ours first" else "common.py")
     path.parent.mkdir(exist_ok=True)
     path.write_text(THEIRS)
-    script = tmp_path / "script.py"
-    script.write_text(
+    code = (
         f"import sys\nsys.path.append({str(LESSON.parent)!r})\n{BOTH[order]}"
         "import common, torch\n"
         "print(mine, common.mine, dot_basic.triton_dot(torch.ones(3), torch.ones(3)).item())\n"
     )
-    result = run(script, cwd=tmp_path, TRITON_INTERPRET=1)
-    assert text(result) == ("theirs theirs 3.0\n", "")
+    result = forked(code, cwd=tmp_path, TRITON_INTERPRET="1")
+    assert (result.stdout, result.stderr) == ("theirs theirs 3.0\n", "")
 
 
 def test_a_lesson_runs_although_another_common_is_on_the_path(tmp_path):
     (tmp_path / "common.py").write_text("raise SystemExit('the wrong common')\n")
-    code = "import dot_basic; print(dot_basic.BLOCK_SIZE)"
-    result = run("-c", code, cwd=LESSON.parent, TRITON_INTERPRET=1, PYTHONPATH=tmp_path)
-    assert text(result) == ("8192\n", "")
+    code = f"import sys; sys.path.insert(1, {str(tmp_path)!r})  # PYTHONPATH\n"
+    code += "import dot_basic; print(dot_basic.BLOCK_SIZE)"
+    result = forked(code, cwd=LESSON.parent, TRITON_INTERPRET="1")
+    assert (result.stdout, result.stderr) == ("8192\n", "")
 
 
 def test_common_by_its_own_name_in_the_repository():
     code = "import common, triton_course; print(common.DEVICE is triton_course.DEVICE)"
-    assert text(run("-c", code, TRITON_INTERPRET=1)) == ("True\n", "")
+    result = forked(code, TRITON_INTERPRET="1")
+    assert (result.stdout, result.stderr) == ("True\n", "")
+
+
+# —— 在任何文件夹里运行 ——
+
+AS_A_SCRIPT = """
+import os, runpy, sys
+sys.argv = [SCRIPT]
+sys.path[0] = os.path.dirname(os.path.abspath(SCRIPT))  # python SCRIPT 也这样
+runpy.run_path(SCRIPT, run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize(
+    "folder, script",
+    [(".", "chapter03_dot/dot_basic.py"), ("chapter03_dot", "dot_basic.py"), ("/", str(LESSON))],
+    ids=["root", "inside", "elsewhere"],
+)
+def test_lesson_from_any_folder(folder, script):
+    result = forked(AS_A_SCRIPT.replace("SCRIPT", repr(script)), cwd=ROOT / folder)
+    assert result.returncode == 0, result.stderr
+    assert "\nN=1000000\n" in result.stdout and result.stdout.endswith(" all passed\n")
 
 
 # —— 与包同名的文件和文件夹 ——
@@ -96,8 +119,14 @@ def test_shadowed_package(tmp_path, package, shadow):
     else:
         (tmp_path / f"{package}.py").write_text("x = 1\n")
     code = f"package = {package!r}\n{HIDDEN}sys.path.append({str(ROOT / 'common')!r})\n"
-    result = run("-c", code + "import triton_course", cwd=tmp_path, TRITON_INTERPRET=1)
-    (line,) = result.stderr.decode().splitlines()
+    code += "import triton_course"
+    if package == "triton":  # 轮到它时 torch 已经 import 了
+        result = forked(code, cwd=tmp_path, TRITON_INTERPRET="1")
+        errors = result.stderr
+    else:
+        result = run("-c", code, cwd=tmp_path, TRITON_INTERPRET=1)
+        errors = result.stderr.decode()
+    (line,) = errors.splitlines()
     if shadow == "folder":
         assert f"缺少 {package}," in line and f"{package} is missing" in line
     else:
@@ -277,12 +306,15 @@ def course(tmp_path):
 
 @pytest.mark.parametrize("folder", ["chapter98_a", "/"])
 def test_a_lesson_goes_on_in_the_finished_venv(course, bare_python, folder):
-    script = course / "chapter98_a/lesson.py"
+    script, expected = course / "chapter98_a/lesson.py", "cpu ['a b'] 1\n"
     if folder != "/":
         script = os.path.relpath(script, course / folder)
+    else:  # 只看 .venv 的 Python 得到了什么参数,省得再 import torch
+        (course / ".venv/bin/python").write_text('#!/bin/sh\nprintf "%s|" "$@"\n')
+        expected = f"-O|{script}|a b|"
     result = run("-O", script, "a b", cwd=course / folder, python=bare_python, TRITON_INTERPRET=1)
     out, errors = text(result)
-    assert out == "cpu ['a b'] 1\n"
+    assert out == expected
     (line,) = errors.splitlines()
     assert "going on in .venv" in line and "numpy is missing" in line and " · " in line
 

@@ -1,5 +1,6 @@
 """周围与我们想的不一样时 · every lesson when the world around it is not as we expect."""
 
+import functools
 import os
 import subprocess
 import sys
@@ -8,21 +9,25 @@ import warnings
 
 import numpy as np
 import pytest
-from triton_course import DEVICE, device
+from triton_course import DEVICE, INTERPRETED, device
 from triton_course.testing import LESSONS, load_lesson
 
 import torch
 
 ROOT = LESSONS["dot_basic"].parents[1]
+TUNED = () if INTERPRETED else ("matmul_autotuned", "matmul_descriptor")  # 逐个计时的 lesson
+# 解释器里特别慢的,小一些也有许多 program
+SMALLER = {"dot_single_pass": 9_001, "dot_compensated": 83, "matmul_basic": 40}
+SMALLER = SMALLER if INTERPRETED else {}
 
 
 def function_and_inputs(module, scale=1.0, seed=0):
     """lesson 的函数和两个输入,需要许多 program · its function, and inputs for many programs."""
     generator = torch.Generator("cpu").manual_seed(seed)
     if hasattr(module, "triton_dot"):
-        function, shape = module.triton_dot, (5 * module.BLOCK_SIZE + 3,)
+        function, shape = module.triton_dot, (SMALLER.get(module.__name__, 40_963),)
     else:
-        function, shape = module.matmul, (70, 70)
+        function, shape = module.matmul, (SMALLER.get(module.__name__, 70),) * 2
     options = {"generator": generator, "dtype": torch.float32, "device": "cpu"}
     return function, *((scale * torch.randn(shape, **options)).to(DEVICE) for _ in range(2))
 
@@ -33,7 +38,7 @@ def module(request):
 
 
 def test_threads(module):
-    # 解释器、autotuner 和单次启动的计数器都有共用的状态;每个线程的输入不同,大小也还没有调优过
+    # 解释器、调优和单次启动的工作区都有共用的状态;每个线程的输入不同,大小也还没有调优过
     cases = [function_and_inputs(module, seed=seed) for seed in range(4)]
     results, together = {}, threading.Barrier(4)
 
@@ -41,7 +46,7 @@ def test_threads(module):
         function, x, y = cases[i]
         together.wait()
         try:
-            results[i] = [function(x, y) for _ in range(5)]
+            results[i] = [function(x, y) for _ in range(3)]
             x @ y  # 别的线程调优时,这个线程也在用 GPU
         except BaseException as error:  # 在主线程里报告
             results[i] = error
@@ -51,10 +56,13 @@ def test_threads(module):
         thread.start()
     for thread in threads:
         thread.join()
+    # 几个线程同时调优,选中的 config 可以不同,末几位也就可以不同
+    tuned = module.__name__ in TUNED
+    same = functools.partial(torch.allclose, atol=1e-4) if tuned else torch.equal
     for i, (function, x, y) in enumerate(cases):
         assert isinstance(results[i], list), results[i]
         alone = function(x, y)  # 以后的调用也是对的
-        assert all(torch.equal(result, alone) for result in results[i])
+        assert all(same(result, alone) for result in results[i])
 
 
 @pytest.mark.filterwarnings("ignore")  # Python 3.12 起,有别的线程时 fork 会警告

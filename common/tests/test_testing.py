@@ -4,7 +4,7 @@ import math
 
 import pytest
 from triton_course import DEVICE, INTERPRETED
-from triton_course.testing import CANARY, LESSONS, guarded, inside, load_lesson
+from triton_course.testing import CANARY, LESSONS, forked, guarded, huge, inside, load_lesson
 
 import torch
 import triton
@@ -88,6 +88,22 @@ def test_atomics_are_seen():
 def test_canary_is_exact_in_every_dtype():
     for dtype in [torch.float16, torch.bfloat16, torch.float32]:
         assert torch.tensor(CANARY, dtype=dtype).item() == CANARY
+
+
+def test_a_huge_buffer_can_be_used_at_both_ends():
+    buffer = huge(2**32, torch.float16)
+    buffer[0], buffer[-1] = 1.0, 2.0
+    assert buffer.shape == (2**32,) and buffer[-1] == 2 * buffer[0]
+
+
+def test_forked_is_a_process_of_its_own(tmp_path):
+    code = "import os; print(os.getpid(), os.getcwd(), os.environ['A']); 1 / 0"
+    first, second = (forked(code, cwd=tmp_path, A=value) for value in "12")
+    assert first.returncode == 1 and first.stderr.endswith("ZeroDivisionError: division by zero\n")
+    (pid, *rest), (other, *_) = first.stdout.split(), second.stdout.split()
+    assert pid != other and rest == [str(tmp_path), "1"]
+    forked("import torch; torch.mine = 1")  # 不留给下一个
+    assert forked("import torch; print(hasattr(torch, 'mine'))").stdout == "False\n"
 
 
 def test_load_lesson_refuses_a_replacement_that_does_not_fit(tmp_path):

@@ -1,39 +1,37 @@
 """只有用 tensor core 算 FP32 的 lesson 才有的性质 · what holds for the FP32 lesson alone."""
 
 import math
-from types import SimpleNamespace
 
-import matmul_fp32_split
+import matmul_fp32_tensor_core
 import pytest
-from triton_course import DEVICE, INTERPRETED, matmul_bound, testing
+from triton_course import DEVICE, matmul_bound, testing
 from triton_course.testing import compiled_only, inside
 from matmul_checks import (
+    A_MASK,
+    B_MASK,
+    GROUP_MUTANTS,
+    NEGATIVE,
     battery,
     check,
-    check_mutant,
     check_regular_data,
+    check_rejected,
     check_strides,
     forced,
-    is_fp32,
+    load,
     matrices,
+    only_interpreted,
     redone,
     small_tile,
 )
-from test_matmul_mutants import GROUPS, NEGATIVE
 
 import torch
-import triton
 
 
 @pytest.fixture
 def small():
-    """小的 tile,多小的矩阵都拆 · small tiles, and every matrix is split."""
-    with forced(matmul_fp32_split, small_tile(matmul_fp32_split, 32, 32, 16, torch.float32)):
-        yield matmul_fp32_split
-
-
-def test_is_told_from_the_other_lessons():
-    assert is_fp32(matmul_fp32_split)
+    """小的 tile,多小的矩阵都用两半 · small tiles, and halves for every matrix."""
+    with small_tile(matmul_fp32_tensor_core):
+        yield matmul_fp32_tensor_core
 
 
 @pytest.mark.parametrize(
@@ -51,17 +49,19 @@ def test_any_stride(small):
 
 
 def test_every_tile():
-    for config in matmul_fp32_split.CONFIGS:
-        m, n, k = config.block_m, config.block_n, matmul_fp32_split.BLOCK_K
+    for *_, config in matmul_fp32_tensor_core.CONFIGS:
+        m, n, k = config.block_m, config.block_n, matmul_fp32_tensor_core.BLOCK_K
         for i, (M, N, K) in enumerate([(m - 1, n + 1, k), (m + 1, n, k - 1), (m, n - 1, k + 1)]):
             a, b = (inside(t, math.nan) for t in matrices(M, N, K, torch.float32, i))
-            with forced(matmul_fp32_split, config):
-                check(matmul_fp32_split, a, b)
+            with forced(matmul_fp32_tensor_core, config):
+                check(matmul_fp32_tensor_core, a, b)
 
 
 def test_tiles_to_redo_divide_the_large_ones():
-    m, n, _ = matmul_fp32_split.IEEE_TILE
-    assert all(c.block_m % m == 0 and c.block_n % n == 0 for c in matmul_fp32_split.CONFIGS)
+    m, n, _ = matmul_fp32_tensor_core.IEEE_TILE
+    assert all(
+        c.block_m % m == 0 and c.block_n % n == 0 for *_, c in matmul_fp32_tensor_core.CONFIGS
+    )
 
 
 @pytest.mark.parametrize("power", [26, 27, 40, 150])
@@ -101,8 +101,8 @@ def test_integers_are_exact(small, largest):
 def test_two_products_in_one_accumulator():
     # 先后几个乘积累加到同一个累加器:a1 @ b1 + a2 @ b2
     (a1, b1), (a2, b2) = (matrices(128, 128, 128, torch.float32, seed) for seed in (1, 2))
-    with forced(matmul_fp32_split, matmul_fp32_split.CONFIGS[-1]):
-        c = matmul_fp32_split.matmul(torch.cat([a1, a2], 1), torch.cat([b1, b2], 0))
+    with forced(matmul_fp32_tensor_core, matmul_fp32_tensor_core.CONFIGS[-1][-1]):
+        c = matmul_fp32_tensor_core.matmul(torch.cat([a1, a2], 1), torch.cat([b1, b2], 0))
     expected = a1.double() @ b1.double() + a2.double() @ b2.double()
     assert (c.double() - expected).abs().max() < 1e-3
 
@@ -116,55 +116,55 @@ def test_same_bits_twenty_times(small):
 
 @pytest.mark.parametrize("M, N, K", [(0, 0, 0), (0, 5, 3), (3, 0, 5), (0, 5, 0)])
 def test_nothing_is_launched_for_empty_results(M, N, K, monkeypatch):
-    monkeypatch.setattr(matmul_fp32_split, "launch", None)
-    c = matmul_fp32_split.matmul(*matrices(M, N, K, torch.float32, 0))
+    monkeypatch.setattr(matmul_fp32_tensor_core, "launch", None)
+    c = matmul_fp32_tensor_core.matmul(*matrices(M, N, K, torch.float32, 0))
     assert c.shape == (M, N) and c.dtype == torch.float32
 
 
-def test_inner_length_zero_gives_zeros(small):
-    c = small.matmul(*matrices(3, 5, 0, torch.float32, 0))
+def test_inner_length_zero_gives_zeros():
+    c = matmul_fp32_tensor_core.matmul(*matrices(3, 5, 0, torch.float32, 0))
     assert c.shape == (3, 5) and not c.any()
 
 
-def pretend(monkeypatch, backend, arch):
-    """假装在这样的 GPU 上 · pretend to run on this GPU."""
-    target = SimpleNamespace(backend=backend, arch=arch)
-    driver = SimpleNamespace(active=SimpleNamespace(get_current_target=lambda: target))
-    fake = SimpleNamespace(runtime=SimpleNamespace(driver=driver), cdiv=triton.cdiv)
-    monkeypatch.setattr(matmul_fp32_split, "INTERPRETED", False)
-    monkeypatch.setattr(matmul_fp32_split, "triton", fake)
-    monkeypatch.setattr(matmul_fp32_split, "multiprocessors", lambda device: 132)
+@pytest.fixture
+def choose(monkeypatch):
+    """choose,在想象的 GPU 上 · choose on an imagined GPU, with nothing remembered."""
+
+    def choose_on(arch, M, N, K):
+        monkeypatch.setattr(matmul_fp32_tensor_core, "INTERPRETED", False)
+        monkeypatch.setattr(matmul_fp32_tensor_core, "compute_capability", lambda device: arch)
+        monkeypatch.setattr(matmul_fp32_tensor_core, "multiprocessors", lambda device: 132)
+        matmul_fp32_tensor_core.choose.cache_clear()
+        return matmul_fp32_tensor_core.choose(M, N, K, torch.float32, DEVICE)
+
+    yield choose_on
+    matmul_fp32_tensor_core.choose.cache_clear()
 
 
-@pytest.mark.parametrize(
-    "backend, arch, able",
-    [("cuda", 80, True), ("cuda", 90, True), ("cuda", 75, False), ("hip", "gfx942", False)],
-)
-def test_only_where_the_tensor_cores_are_known(backend, arch, able, monkeypatch):
-    pretend(monkeypatch, backend, arch)
-    shortest = matmul_fp32_split.SHORTEST
-    assert matmul_fp32_split.can_split(shortest, shortest, shortest) == able
+@pytest.mark.parametrize("arch, able", [(80, True), (90, True), (75, False), (0, False)])
+def test_only_where_the_tensor_cores_are_known(arch, able, choose):
+    shortest = matmul_fp32_tensor_core.SHORTEST
+    assert choose(arch, shortest, shortest, shortest).halves == able
     for axis in range(3):
         sizes = [shortest] * 3
         sizes[axis] -= 1
-        assert not matmul_fp32_split.can_split(*sizes)
+        assert not choose(arch, *sizes).halves
 
 
 @pytest.mark.parametrize("K, distance", [(256, 64), (8191, 64), (8192, 128), (10**6, 128)])
-def test_promote_distance(K, distance):
-    assert matmul_fp32_split.promote_distance(K) == distance
-    # 转移的条件只在 BLOCK_K 的倍数上成立
-    assert distance % matmul_fp32_split.BLOCK_K == 0
-    assert distance % matmul_fp32_split.IEEE_TILE[2] == 0
+def test_promote_distance(K, distance, choose):
+    assert choose(90, 300, 300, K).promote == distance
+    # 提升的条件只在 BLOCK_K 的倍数上成立
+    assert distance % matmul_fp32_tensor_core.BLOCK_K == 0
+    assert distance % matmul_fp32_tensor_core.IEEE_TILE[2] == 0
 
 
 @pytest.mark.parametrize(
     "n, arch, block_m",
     [(1024, 90, 64), (2048, 90, 128), (8192, 90, 128), (8192, 100, 128), (8192, 80, 64)],
 )
-def test_tile(n, arch, block_m, monkeypatch):
-    pretend(monkeypatch, "cuda", arch)
-    assert matmul_fp32_split.choose(n, n, DEVICE).block_m == block_m
+def test_tile(n, arch, block_m, choose):
+    assert choose(arch, n, n, n).block_m == block_m
 
 
 def test_no_more_memory_than_the_inputs(monkeypatch):
@@ -179,7 +179,7 @@ def test_no_more_memory_than_the_inputs(monkeypatch):
 
     a, b = matrices(257, 256, 257, torch.float32, 1)
     monkeypatch.setattr(torch, "empty", spy)
-    c = matmul_fp32_split.matmul(a, b)
+    c = matmul_fp32_tensor_core.matmul(a, b)
     assert sum(sizes) - c.nbytes < 1.3 * (a.nbytes + b.nbytes)
 
 
@@ -217,7 +217,7 @@ def test_error_is_at_most_that_of_torch(kind, n):
     torch.backends.cuda.matmul.allow_tf32 = False
     a, b = data_of(kind, n)
     exact = a.double() @ b.double()
-    c, peer = matmul_fp32_split.matmul(a, b), torch.mm(a, b)
+    c, peer = matmul_fp32_tensor_core.matmul(a, b), torch.mm(a, b)
     assert (c - exact).norm() <= (peer - exact).norm()
     rows = slice(None, None, n // 16)  # 界要沿 K 逐步算
     bound = matmul_bound(a[rows], b[:, rows], n)
@@ -226,24 +226,24 @@ def test_error_is_at_most_that_of_torch(kind, n):
 
 @compiled_only
 def test_a_long_inner_axis():
-    # 不转移,误差就随 K 增长
+    # 不提升,误差就随 K 增长
     a, b = matrices(256, 256, 2**20, torch.float32, 1)
     for left, right in [(a, b), (a.abs(), b.abs())]:
         exact = left.double() @ right.double()
-        c = matmul_fp32_split.matmul(left, right).double()
+        c = matmul_fp32_tensor_core.matmul(left, right).double()
         assert (c - exact).norm() < 2e-6 * exact.norm()
 
 
-MUTANTS = GROUPS | {
-    "行列编号对调": [
+# 错误的 kernel · wrong kernels
+MUTANTS = GROUP_MUTANTS | {
+    # 两半
+    "指数大了 1": [("+ (127 + LARGEST)", "+ (128 + LARGEST)")],
+    "指数没有上限": [
         (
-            "return first_pid_m + pid_in_group % group_rows, pid_in_group // group_rows",
-            "return pid_in_group // group_rows, first_pid_m + pid_in_group % group_rows",
+            "tl.minimum(-(largest >> 23) + (127 + LARGEST), 126)",
+            "-(largest >> 23) + (127 + LARGEST)",
         )
     ],
-    # 拆
-    "指数大了 1": [("141 - (largest", "142 - (largest")],
-    "指数没有上限": [("tl.minimum(141 - (largest >> 23), 126)", "141 - (largest >> 23)")],
     "指数不看符号位": [("bitcast=True) & 0x7FFFFFFF", "bitcast=True)")],
     "最大的数只看最后一块": [("tl.maximum(largest, tl.max(bits, axis=1))", "tl.max(bits, axis=1)")],
     "读没有行掩码": [("mask_r = offs_r < R", "mask_r = offs_r >= 0")],
@@ -253,28 +253,29 @@ MUTANTS = GROUPS | {
     "写没有 K 掩码": [("(offs_k < K_PADDED)", "(offs_k >= 0)")],
     "补的列不写": [("(offs_k < K_PADDED)", "(offs_k < K)")],
     "写的 K 掩码少一半": [("(offs_k < K_PADDED)", "(offs_k < K_PADDED // 2)")],
-    "lo 乘错": [("* 2048)", "* 1024)")],
-    "没有 lo": [("* 2048)", "* 0)")],
+    "lo 乘错": [("* LO_SCALE)", "* (LO_SCALE / 2))")],
+    "没有 lo": [("* LO_SCALE)", "* 0)")],
     "lo 写在 hi 上": [("halves_rows + K_PADDED + offs_k", "halves_rows + offs_k")],
-    "不数小的": [("small += tl.sum(", "small += 0 * tl.sum(")],
-    "小的只数最后一块": [("small += tl.sum(", "small = tl.sum(")],
-    "一半是小的也信": [("small > K // 16", "small > K // 2")],
-    "门槛是 1": [(">= 128 *", ">= 1 *")],
+    "不数小的": [("small += count_small(x)", "small += 0")],
+    "小的只数最后一块": [("small += count_small(x)", "small = count_small(x)")],
+    "一半是小的也可信": [("small > K // SMALL_SHARE", "small > K // 2")],
+    "门槛是 1": [("SMALL_ERROR = tl.constexpr(128.0)", "SMALL_ERROR = tl.constexpr(1.0)")],
     "门槛不看 K": [("tl.abs(total) * sqrt_K >=", "tl.abs(total) >=")],
-    "门槛乘了 K": [("math.sqrt(K),", "K,")],
-    "全是 0 的行也不信": [('tl.where(largest == 0, float("-inf"), small)', "small")],
+    "门槛乘了 K": [("math.sqrt(K),", "float(K),")],
+    "全是 0 的行也不可信": [('tl.where(largest == 0, float("-inf"), weight)', "weight")],
     "到了上限的指数没有写": [("exponent, mask=mask_r", "exponent, mask=mask_r & (exponent < 126)")],
     "0 也数": [(" & (x != 0)", "")],
-    "很小的才数": [("0.000244140625", "1e-12")],
+    "很小的才数": [("SMALL = tl.constexpr(2.0**-12)", "SMALL = tl.constexpr(1e-12)")],
     "指数没有写掩码": [("exponent, mask=mask_r", "exponent, mask=offs_r >= 0")],
-    "个数没有写掩码": [("small, mask=mask_r", "small")],
-    "拆的行号 32 位": [
-        ("offs_r = tl.program_id(axis=0).to(tl.int64)", "offs_r = tl.program_id(axis=0)")
+    "个数没有写掩码": [
+        ("weight_of_small(small, largest, K), mask=mask_r", "weight_of_small(small, largest, K)")
     ],
+    "拆的行号 32 位": [("offs_r = program.to(tl.int64)", "offs_r = program")],
     "拆的时候忽略行的 stride": [("offs_r[:, None] * stride_xr", "offs_r[:, None] * K")],
-    "忽略两半的 stride": [("offs_r[:, None] * stride_hr", "offs_r[:, None] * (2 * K_PADDED)")],
-    "拆的 grid 向下取整": [("triton.cdiv(R, block_r)", "max(1, R // block_r)")],
-    "补齐得不够": [("triton.cdiv(K, BLOCK_K) * BLOCK_K", "max(1, K // BLOCK_K) * BLOCK_K")],
+    "拆的 grid 向下取整": [
+        ("[(cdiv(M, a_rows) + cdiv(N, b_rows),)]", "[(cdiv(M, a_rows) + N // b_rows,)]")
+    ],
+    "补齐得不够": [("cdiv(K, BLOCK_K) * BLOCK_K", "max(1, K // BLOCK_K) * BLOCK_K")],
     # 乘
     "没有 hi·lo": [("where(product == 1, K_PADDED", "where(product == 3, K_PADDED")],
     "没有 lo·hi": [("where(product == 0, K_PADDED", "where(product == 3, K_PADDED")],
@@ -290,33 +291,25 @@ MUTANTS = GROUPS | {
             'tl.dot(a, b.T, acc, input_precision="ieee").to(tl.float16).to(tl.float32)',
         )
     ],
-    "lo 的乘积没有缩小": [("0.00048828125, 1.0", "1.0, 1.0")],
+    "lo 的乘积没有缩小": [("1.0 / LO_SCALE, 1.0", "1.0, 1.0")],
     "晚一步缩小": [("step == 2 * num_k - 1", "step == 2 * num_k")],
-    "转移之后没有清零": [
+    "提升之后没有清零": [
         (
             "            acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)\n    total += acc",
             "    total += acc",
         )
     ],
-    "转移时覆盖": [("total += acc * tl.where", "total = acc * tl.where")],
-    "剩下的没有转移": [("    total += acc\n    # 第7步", "    # 第7步")],
-    # 信不信
-    "总是信": [
-        (
-            "tl.store(redo_ptr + pid_m * num_pid_n + pid_n, redo)",
-            "tl.store(redo_ptr + pid_m * num_pid_n + pid_n, 0)",
-        )
-    ],
-    "NaN 也信": [
-        (
-            "trusted = tl.abs(total) * sqrt_K >= 128 * (a_small[:, None] + b_small[None, :])",
-            "trusted = ~(tl.abs(total) * sqrt_K < 128 * (a_small[:, None] + b_small[None, :]))",
-        )
+    "提升时覆盖": [("total += acc * tl.where", "total = acc * tl.where")],
+    "剩下的没有提升": [("    total += acc\n    offs_m", "    offs_m")],
+    # 精度判定
+    "总是可信": [("tl.max((mask & ~trusted).to(tl.int32))", "0")],
+    "NaN 也可信": [
+        ("tl.abs(total) * sqrt_K >=", "tl.where(total != total, 1e38, tl.abs(total)) * sqrt_K >=")
     ],
     "只看 A": [("(a_small[:, None] + b_small[None, :])", "a_small[:, None]")],
     "只看 B": [("(a_small[:, None] + b_small[None, :])", "b_small[None, :]")],
     "矩阵之外也看": [("mask & ~trusted", "~trusted")],
-    "一个信就都信": [("tl.max((mask & ~trusted)", "tl.min((mask & ~trusted)")],
+    "一个可信就都可信": [("tl.max((mask & ~trusted)", "tl.min((mask & ~trusted)")],
     "记在别的 tile 上": [("redo_ptr + pid_m * num_pid_n + pid_n", "redo_ptr + pid_m + pid_n")],
     "2 的幂一次乘": [
         (
@@ -338,10 +331,10 @@ MUTANTS = GROUPS | {
     "总是重算": [("redo_column) == 0:", "redo_column) == 9:")],
     "看别的 tile 要不要重算": [("pid_m * BLOCK_M // REDO_M", "pid_m")],
     "看别的列要不要重算": [("pid_n * BLOCK_N // REDO_N", "pid_n")],
-    "重算时 A 没有行掩码": [("mask=mask_m[:, None] & mask_k[None, :]", "mask=mask_k[None, :]")],
-    "重算时 A 没有 K 掩码": [("mask=mask_m[:, None] & mask_k[None, :]", "mask=mask_m[:, None]")],
-    "重算时 B 没有 K 掩码": [("mask=mask_k[:, None] & mask_n[None, :]", "mask=mask_n[None, :]")],
-    "重算时 B 没有列掩码": [("mask=mask_k[:, None] & mask_n[None, :]", "mask=mask_k[:, None]")],
+    "重算时 A 没有行掩码": [(A_MASK, "mask_k[None, :]")],
+    "重算时 A 没有 K 掩码": [(A_MASK, "mask_m[:, None]")],
+    "重算时 B 没有 K 掩码": [(B_MASK, "mask_n[None, :]")],
+    "重算时 B 没有列掩码": [(B_MASK, "mask_k[:, None]")],
     "重算时没有写掩码": [("total + acc, mask=mask_m[:, None] & mask_n[None, :]", "total + acc")],
     "重算时丢掉最后一块 K": [
         (
@@ -349,10 +342,10 @@ MUTANTS = GROUPS | {
             "dtype=tl.float32)\n    for k in range(0, K - BLOCK_K, BLOCK_K)",
         )
     ],
-    "重算时没有转移": [
+    "重算时没有提升": [
         ("            total += acc\n            acc = tl.zeros", "            acc = tl.zeros")
     ],
-    "重算时转移之后没有清零": [
+    "重算时提升之后没有清零": [
         (
             "            acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)\n    c_ptrs",
             "    c_ptrs",
@@ -363,28 +356,34 @@ MUTANTS = GROUPS | {
     "重算时列号 32 位": [("offs_n = pid_n.to(tl.int64)", "offs_n = pid_n")],
     "重算时行号 32 位": [("offs_m = pid_m.to(tl.int64)", "offs_m = pid_m")],
     "重算的 grid 向下取整": [
-        (
-            "triton.cdiv(M, block_m) * triton.cdiv(N, block_n)",
-            "max(1, M // block_m) * triton.cdiv(N, block_n)",
-        )
+        ("cdiv(M, block_m) * cdiv(N, block_n)", "max(1, M // block_m) * cdiv(N, block_n)")
     ],
+    # A 和 B 一起
+    "B 的两半写在 A 的上面": [("halves_ptr + M.to(tl.int64) * stride_hr", "halves_ptr")],
+    "B 的指数写在 A 的上面": [
+        ("exponent_ptr + M, small_ptr + M, program", "exponent_ptr, small_ptr + M, program")
+    ],
+    "B 读 A 的两半": [("b_desc.load([M + column,", "b_desc.load([column,")],
+    "B 用 A 的指数": [("exponent_ptr + M + offs_n", "exponent_ptr + offs_n")],
+    "B 用 A 的个数": [("small_ptr + M + offs_n", "small_ptr + offs_n")],
     "忽略负视图": [(NEGATIVE, "False")],
 }
-SURROUNDED = ["写没有行掩码", "写回没有列掩码", "重算时 B 没有 K 掩码"]
 
 
 def test_right_kernel_passes():
-    battery(matmul_fp32_split)
+    battery(load("matmul_fp32_tensor_core"))
 
 
-@pytest.mark.skipif(not INTERPRETED, reason="错误的 kernel 在 GPU 上会读写任意地址,只在解释器里试")
+@only_interpreted
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutant_is_rejected(name, tmp_path):
-    check_mutant("matmul_fp32_split", tmp_path, MUTANTS[name])
+    print(check_rejected(load("matmul_fp32_tensor_core", tmp_path, MUTANTS[name])))
 
 
-@pytest.mark.parametrize("name", SURROUNDED)
+@pytest.mark.parametrize("name", ["写没有行掩码", "写回没有列掩码", "重算时 B 没有 K 掩码"])
 def test_surroundings_alone_reject_it(name, tmp_path, monkeypatch):
     # GPU 上没有逐个地址的核对,只有四周的 NaN 和 CANARY:它们自己也要够用
     monkeypatch.setattr(testing, "INTERPRETED", False)
-    check_mutant("matmul_fp32_split", tmp_path, MUTANTS[name], match="误差界|输出之外")
+    check_rejected(
+        load("matmul_fp32_tensor_core", tmp_path, MUTANTS[name]), match="误差界|输出之外"
+    )
