@@ -16,7 +16,6 @@
 运行:python chapter03_dot/dot_single_pass.py(没有 GPU 时自动用 Triton 解释器)
 """
 
-import functools
 import math
 import sys
 from pathlib import Path
@@ -27,7 +26,7 @@ here = Path(globals().get("__file__", "cell")).resolve()
 sys.path += [str(folder / "common") for folder in here.parents[:3]]
 # 找不到?请在仓库的文件夹里启动 Python · not found? start Python inside the repository
 from triton_course import DEVICE, INTERPRETED, SEED, check_vectors, dot_bound, on_device_of
-from triton_course import cdiv, forget_workspaces, multiprocessors, workspace
+from triton_course import cdiv, forget_workspaces, multiprocessors, remembered, workspace
 
 import torch
 import triton
@@ -96,7 +95,7 @@ class Config(NamedTuple):
     num_warps: int
 
 
-@functools.cache
+@remembered
 def choose(N, contiguous, device):
     """在 H200 上测出来的选择 · the choice for a length, found by measuring on an H200."""
     if N <= 4096:  # 一个 program 够了;许多 warp 同时等内存,等得短

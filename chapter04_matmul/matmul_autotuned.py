@@ -14,7 +14,6 @@
 运行:python chapter04_matmul/matmul_autotuned.py(没有 GPU 时自动用 Triton 解释器)
 """
 
-import functools
 import math
 import sys
 from pathlib import Path
@@ -26,7 +25,7 @@ sys.path += [str(folder / "common") for folder in here.parents[:3]]
 # 找不到?请在仓库的文件夹里启动 Python · not found? start Python inside the repository
 from triton_course import DEVICE, INTERPRETED, MATRIX_DTYPES, SEED
 from triton_course import cdiv, check_matrices, on_device_of, relative_limit
-from triton_course import shared_memory
+from triton_course import remembered, shared_memory
 from triton_course.tuning import fastest
 
 import torch
@@ -117,7 +116,7 @@ def matmul_kernel(
     tl.store(c_ptrs, acc.to(c_ptr.dtype.element_ty), mask=mask_m[:, None] & mask_n[None, :])
 
 
-@functools.cache
+@remembered
 def choose(M, N, K, dtype, device):
     """这样的 M、N、K、dtype 最快的 config · the fastest configuration, remembered."""
     # 第8步 调优 · tune: 流水线装得进共享内存的,逐个编译、用随机的矩阵计时
@@ -126,6 +125,7 @@ def choose(M, N, K, dtype, device):
     return fastest(fits, launch, M, N, K, dtype, device)
 
 
+@torch.compiler.disable  # kernel 不能录进 torch.compile 的图
 def launch(a, b, c, config):
     """启动,结果写进 c · launch; the result goes to c."""
     M, K = a.shape
@@ -147,7 +147,6 @@ def launch(a, b, c, config):
         )
 
 
-@torch.compiler.disable  # 调优要运行和计时,不能录进 torch.compile 的图
 def matmul(a, b, out_dtype=None):
     """矩阵乘积 · matrix product: (M, K) @ (K, N) → (M, N).
 

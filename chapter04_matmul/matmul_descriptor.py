@@ -13,7 +13,6 @@
 运行:python chapter04_matmul/matmul_descriptor.py(没有 GPU 时自动用 Triton 解释器)
 """
 
-import functools
 import math
 import sys
 from pathlib import Path
@@ -25,7 +24,7 @@ sys.path += [str(folder / "common") for folder in here.parents[:3]]
 # 找不到?请在仓库的文件夹里启动 Python · not found? start Python inside the repository
 from triton_course import DEVICE, INTERPRETED, MATRIX_DTYPES, SEED
 from triton_course import cdiv, check_matrices, on_device_of, relative_limit
-from triton_course import for_descriptor, row_alignment, shared_memory
+from triton_course import for_descriptor, remembered, row_alignment, shared_memory
 from triton_course.tuning import fastest
 
 import torch
@@ -108,7 +107,7 @@ def matmul_kernel(
     tl.store(c_ptrs, acc.to(c_ptr.dtype.element_ty), mask=mask)
 
 
-@functools.cache
+@remembered
 def choose(M, N, K, dtype, device):
     """这样的 M、N、K、dtype 最快的 config · the fastest configuration, remembered."""
     # 第6步 调优 · tune: 与上一课一样,逐个计时(1 KiB 是流水线的 barrier)
@@ -118,6 +117,7 @@ def choose(M, N, K, dtype, device):
     return config._replace(alignment=row_alignment(M, N, K, dtype))
 
 
+@torch.compiler.disable  # kernel 不能录进 torch.compile 的图
 def launch(a, b, c, config):
     """复制描述符读不了的,启动,结果写进 c · copy what TMA cannot read, and launch."""
     (M, N), K = c.shape, a.shape[1]
@@ -143,7 +143,6 @@ def launch(a, b, c, config):
         )
 
 
-@torch.compiler.disable  # 调优要运行和计时,不能录进 torch.compile 的图
 def matmul(a, b, out_dtype=None):
     """矩阵乘积 · matrix product: (M, K) @ (K, N) → (M, N).
 

@@ -21,7 +21,6 @@
 运行:python chapter04_matmul/matmul_fp32_tensor_core.py(没有 GPU 时自动用 Triton 解释器)
 """
 
-import functools
 import math
 import sys
 from pathlib import Path
@@ -32,7 +31,7 @@ here = Path(globals().get("__file__", "cell")).resolve()
 sys.path += [str(folder / "common") for folder in here.parents[:3]]
 # 找不到?请在仓库的文件夹里启动 Python · not found? start Python inside the repository
 from triton_course import DEVICE, INTERPRETED, SEED, check_matrices, on_device_of
-from triton_course import cdiv, compute_capability, multiprocessors
+from triton_course import cdiv, compute_capability, multiprocessors, remembered
 
 import torch
 import triton
@@ -143,7 +142,7 @@ def split_kernel(
     program = tl.program_id(axis=0)
     b_programs = tl.cdiv(N, B_ROWS)
     if program < b_programs:
-        b_halves_ptr = halves_ptr + M.to(tl.int64) * stride_hr
+        b_halves_ptr = halves_ptr + M * stride_hr.to(tl.int64)
         split_rows(
             *(b_ptr, b_halves_ptr, exponent_ptr + M, small_ptr + M, program, N, K, K_PADDED),
             *(stride_bn, stride_bk, stride_hr, B_ROWS, B_COLUMNS),
@@ -292,7 +291,7 @@ def ieee_kernel(
     tl.store(c_ptrs, total + acc, mask=mask_m[:, None] & mask_n[None, :])
 
 
-@functools.cache
+@remembered
 def choose(M, N, K, dtype, device):
     """tile 的形状:轮数 × 每轮的时间最少的一种;提升的距离;用不用两半 · the tile, and the way."""
     arch = compute_capability(device)
@@ -331,6 +330,7 @@ def split(a, b, tiles):
     return halves, exponent, small, redo
 
 
+@torch.compiler.disable  # kernel 不能录进 torch.compile 的图
 def launch(a, b, c, config):
     """启动,结果写进 c;返回重算了哪些 tile,None 是全部 · launch; returns which tiles were redone."""
     (M, N), K = c.shape, a.shape[1]
@@ -367,7 +367,6 @@ def launch(a, b, c, config):
     return redo if redo is None else redo.view(shape)
 
 
-@torch.compiler.disable  # 描述符里有地址,不能录进 torch.compile 的图
 def matmul(a, b):
     """矩阵乘积 · matrix product.
 

@@ -10,7 +10,6 @@
 运行:python chapter04_matmul/matmul_persistent.py(没有 GPU 时自动用 Triton 解释器)
 """
 
-import functools
 import math
 import sys
 from pathlib import Path
@@ -22,7 +21,7 @@ sys.path += [str(folder / "common") for folder in here.parents[:3]]
 # 找不到?请在仓库的文件夹里启动 Python · not found? start Python inside the repository
 from triton_course import DEVICE, INTERPRETED, MATRIX_DTYPES, SEED, cdiv, check_matrices
 from triton_course import descriptor_can_take, descriptor_of, multiprocessors, on_device_of
-from triton_course import relative_limit, row_alignment, shared_memory
+from triton_course import relative_limit, remembered, row_alignment, shared_memory
 
 import torch
 import triton
@@ -119,7 +118,7 @@ def matmul_kernel(
                 tl.store(c_ptrs, half, mask=(offs_m < M)[:, None] & (offs_n < N)[None, :])
 
 
-@functools.cache
+@remembered
 def choose(M, N, K, dtype, device):
     """tile 的形状 · the tile: 每个 program 算几轮,乘以每轮的时间,最少的一种."""
     # 第5步 挑 tile · choose the tile: 轮数算得出来,不必像上一课那样逐个计时
@@ -134,6 +133,7 @@ def choose(M, N, K, dtype, device):
     return min(costs, key=costs.get)._replace(alignment=row_alignment(M, N, K, dtype))
 
 
+@torch.compiler.disable  # kernel 不能录进 torch.compile 的图
 def launch(a, b, c, config):
     """复制描述符读不了的,启动,结果写进 c · copy what TMA cannot read, and launch."""
     (M, N), K = c.shape, a.shape[1]
@@ -158,7 +158,6 @@ def launch(a, b, c, config):
         )
 
 
-@torch.compiler.disable  # 描述符里有地址,不能录进 torch.compile 的图
 def matmul(a, b, out_dtype=None):
     """矩阵乘积 · matrix product: (M, K) @ (K, N) → (M, N).
 

@@ -12,7 +12,6 @@
 运行:python chapter04_matmul/matmul_split_k.py(没有 GPU 时自动用 Triton 解释器)
 """
 
-import functools
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -21,8 +20,9 @@ from typing import NamedTuple
 here = Path(globals().get("__file__", "cell")).resolve()
 sys.path += [str(folder / "common") for folder in here.parents[:3]]
 # 找不到?请在仓库的文件夹里启动 Python · not found? start Python inside the repository
-from triton_course import DEVICE, INTERPRETED, MATRIX_DTYPES, SEED, relative_limit, shared_memory
-from triton_course import cdiv, check_matrices, descriptor_of, multiprocessors, on_device_of
+from triton_course import DEVICE, INTERPRETED, MATRIX_DTYPES, SEED, cdiv, check_matrices
+from triton_course import descriptor_of, multiprocessors, on_device_of, relative_limit
+from triton_course import remembered, shared_memory
 
 import torch
 import triton
@@ -113,7 +113,7 @@ def add_kernel(
     tl.store(c_ptr + rows * stride_cm + columns, total, mask=rows < M)
 
 
-@functools.cache
+@remembered
 def choose(M, N, K, dtype, device):
     """tile 的形状,和一段 K 有多长 · the tile shape, and how long one part of K is."""
     options = CONFIGS[dtype.itemsize]
@@ -127,6 +127,7 @@ def choose(M, N, K, dtype, device):
     return config._replace(num_stages=stages, k_per_split=k_per_split)
 
 
+@torch.compiler.disable  # kernel 不能录进 torch.compile 的图
 def launch(a, b, c, config):
     """启动一次或两次,结果写进 c · one launch or two; the result goes to c."""
     (M, N), K = c.shape, a.shape[1]
@@ -154,7 +155,6 @@ def launch(a, b, c, config):
             add_kernel[(cdiv(M * N, block),)](*arguments)
 
 
-@torch.compiler.disable  # 描述符里有地址,不能录进 torch.compile 的图
 def matmul(a, b, out_dtype=None):
     """矩阵乘积 · matrix product: (M, K) @ (K, N) → (M, N).
 

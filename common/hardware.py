@@ -13,6 +13,17 @@ def cdiv(a, b):
     return -(-a // b)
 
 
+def remembered(function):
+    """记住每组参数的结果 · remember the result for each set of arguments.
+
+    就是 functools.cache,而 torch.compile 追踪时不进去:它不理会 cache,会每次都算,并录进图里。
+    """
+    cached = functools.cache(function)
+    recall = torch.compiler.disable(cached)
+    recall.cache_clear = cached.cache_clear
+    return recall
+
+
 @functools.cache
 def multiprocessors(device):
     """GPU 有几个 SM (multiprocessor) · how many multiprocessors there are.

@@ -18,7 +18,13 @@ from triton_course.descriptors import (
     for_descriptor,
     row_alignment,
 )
-from triton_course.hardware import cdiv, compute_capability, multiprocessors, shared_memory
+from triton_course.hardware import (
+    cdiv,
+    compute_capability,
+    multiprocessors,
+    remembered,
+    shared_memory,
+)
 from triton_course.startup import SetupError, ToolError
 from triton_course.tolerance import check_close, dot_bound, matmul_bound, relative_limit
 from triton_course.workspace import forget_workspaces, workspace
@@ -46,6 +52,7 @@ __all__ = [
     "multiprocessors",
     "on_device_of",
     "relative_limit",
+    "remembered",
     "row_alignment",
     "shared_memory",
     "workspace",

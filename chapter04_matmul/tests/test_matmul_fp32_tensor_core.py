@@ -359,7 +359,7 @@ MUTANTS = GROUP_MUTANTS | {
         ("cdiv(M, block_m) * cdiv(N, block_n)", "max(1, M // block_m) * cdiv(N, block_n)")
     ],
     # A 和 B 一起
-    "B 的两半写在 A 的上面": [("halves_ptr + M.to(tl.int64) * stride_hr", "halves_ptr")],
+    "B 的两半写在 A 的上面": [("halves_ptr + M * stride_hr.to(tl.int64)", "halves_ptr")],
     "B 的指数写在 A 的上面": [
         ("exponent_ptr + M, small_ptr + M, program", "exponent_ptr, small_ptr + M, program")
     ],
