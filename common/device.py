@@ -1,7 +1,7 @@
 """选设备和模式 · choose the device, and compiled or interpreted mode, before `import triton`.
 
 Triton 在 `import triton` 那一刻读取环境变量 TRITON_INTERPRET,之后再改就晚了。
-所以本模块必须最先被 import,并按下面的次序决定:
+所以本模块必须最先被 import,并按下面的顺序决定:
 
     用户设了 TRITON_INTERPRET      → 听用户的
     torch 有可用的 GPU             → 编译模式 (compiled)

@@ -39,7 +39,7 @@ def _bound(norm, path, absolute_sum, chain, length, accumulate, random):
     else:
         bound = chain * u / (1 - chain * u) * absolute_sum
     bound += length * info.smallest_normal * u  # 下溢
-    # 部分和可能溢出:加法的次序不同,结果可以是有限数、inf 或 NaN,判不出对错
+    # 部分和可能溢出:加法的顺序不同,结果可以是有限数、inf 或 NaN,判不出对错
     return torch.where(absolute_sum <= info.max, bound, torch.inf)
 
 
@@ -54,7 +54,7 @@ def dot_bound(x, y, chain, random=True):
     Args:
         x, y: 形状 (N,) 的浮点张量,同一 dtype、同一设备。
         chain: 加法链上大约有多少次舍入(乘法也算一次)。
-        random: 数据的次序是随机的;有规律的数据用 False,得到最坏情况的界。
+        random: 数据的顺序是随机的;有规律的数据用 False,得到最坏情况的界。
 
     Returns:
         0 维 float64 张量,绝对误差的上界。float64 输入按 float64 累加,其余按 float32。
@@ -76,7 +76,7 @@ def matmul_bound(a, b, chain, out_dtype=torch.float32, random=True):
         a: 形状 (M, K);b: 形状 (K, N);浮点张量,同一设备。累加类型是 float32。
         chain: 最长的加法链上有多少次舍入;沿 K 逐个累加时是 K。
         out_dtype: 结果的 dtype;比 float32 窄时,界里多一次输出舍入。
-        random: 数据的次序是随机的;有规律的数据用 False,得到最坏情况的界。
+        random: 数据的顺序是随机的;有规律的数据用 False,得到最坏情况的界。
 
     Returns:
         形状 (M, N) 的 float64 张量,每个元素的绝对误差上界。

@@ -174,7 +174,7 @@ def test_long_half_precision_sums_are_rounded_once(rectangular):
 
 
 def test_same_bits_twenty_times(lesson):
-    # 常驻的 program 有的算两个 tile;split-K 拆成两段
+    # 持久化的 program 有的算两个 tile;split-K 拆成两段
     M, N, K = (33, 33, 33) if traits_of(lesson).square else (200, 70, 40)
     a, b = matrices(M, N, K, torch.float32, 4)
     first = lesson.matmul(a, b)
