@@ -29,6 +29,9 @@ from triton.runtime import interpreter
 
 torch.set_num_threads(1)  # 张量很小:多线程反而要互相等,机器忙的时候慢几倍
 CANARY = -7776.0  # 在 float16 和 bfloat16 里也精确
+only_interpreted = pytest.mark.skipif(
+    not INTERPRETED, reason="错误的 kernel 在 GPU 上会读写任意地址,只在解释器里试"
+)
 compiled_only = pytest.mark.skipif(INTERPRETED, reason="解释器里太慢或不适用;在 GPU 上运行")
 # 性质测试的例子数;想更彻底:EXAMPLES=5000 bash run_all.sh --test
 EXAMPLES = os.environ.get("EXAMPLES") or "200"

@@ -371,11 +371,6 @@ def battery(lesson):
     check_regular_data(lesson)
 
 
-only_interpreted = pytest.mark.skipif(
-    not INTERPRETED, reason="错误的 kernel 在 GPU 上会读写任意地址,只在解释器里试"
-)
-
-
 def check_rejected(mutant):
     """错误的 kernel 至少一项不过 · a wrong kernel must be rejected."""
     with pytest.raises(AssertionError) as caught:

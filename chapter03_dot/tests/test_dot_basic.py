@@ -3,7 +3,8 @@
 import dot_basic
 import pytest
 from triton_course import DEVICE, check_close, dot_bound
-from dot_checks import TF32_X, battery, check_rejected, load, only_interpreted
+from triton_course.testing import only_interpreted
+from dot_checks import TF32_X, battery, check_rejected, load
 
 import torch
 

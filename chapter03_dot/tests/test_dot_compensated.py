@@ -7,6 +7,7 @@ import dot_basic
 import dot_compensated
 import pytest
 from triton_course import DEVICE
+from triton_course.testing import only_interpreted
 from triton_course.ill_conditioned import exact_dot, ill_conditioned
 from dot_checks import (
     LOAD_MARGINS,
@@ -18,7 +19,6 @@ from dot_checks import (
     check_twice_the_precision,
     load,
     num_programs,
-    only_interpreted,
 )
 
 import torch

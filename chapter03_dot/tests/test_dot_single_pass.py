@@ -5,7 +5,7 @@ from unittest import mock
 
 import pytest
 from triton_course import DEVICE, INTERPRETED, check_close, dot_bound
-from triton_course.testing import compiled_only
+from triton_course.testing import compiled_only, only_interpreted
 from dot_checks import (
     LOAD_MARGINS,
     LOADS,
@@ -17,7 +17,6 @@ from dot_checks import (
     check_rejected,
     check_workspace_grows,
     load,
-    only_interpreted,
     reference,
     traits_of,
     vectors,

@@ -44,8 +44,9 @@ LIMITS = {"NVIDIA H200": (4.8, 989)}  # 显存 TB/s 和 BF16 TFLOP/s 的上限,�
 def tune(dtype, M, N, K):
     """先让 lesson 调优 · tune the lessons: torch.compile 留下线程以后,它们就不能用 graph 计时。"""
     device = torch.empty(0, device=DEVICE).device  # 带编号的,与输入的一样
+    found = lessons(CHAPTER, STYLES)
     for name in ("matmul_autotuned", "matmul_descriptor"):
-        lessons(CHAPTER, STYLES)[name].choose(M, N, K, dtype, device)
+        found[name].choose(M, N, K, dtype, device)
 
 
 def measure_shape(dtype, M, N, K):
@@ -68,29 +69,39 @@ def kept_rows():
     return [row for row in rows if versions().items() <= row.items()]
 
 
+def case_of(row):
+    """一行属于哪个 case · which case a row belongs to."""
+    return DTYPES[row["dtype"]], *(int(row[axis]) for axis in "mnk")
+
+
+def cases():
+    """要测量的,照这个顺序 · what is measured, in this order: (dtype, M, N, K)."""
+    return [(dtype, *shape) for dtype in DTYPES.values() for shape in SHAPES]
+
+
+def in_case_order(rows):
+    """照 cases 的顺序,别的形状不留 · in the order of the cases, on which the pictures rely."""
+    order = {case: i for i, case in enumerate(cases())}
+    return sorted(
+        (row for row in rows if case_of(row) in order), key=lambda row: order[case_of(row)]
+    )
+
+
 def measure_and_keep(dtype, M, N, K):
     """测完一个形状就写进 matmul.csv · measure a shape and keep its rows at once."""
     new = [versions() | row for row in measure_shape(dtype, M, N, K)]
-    case = [str(dtype)[6:], *map(str, (M, N, K))]
-    kept = [row for row in kept_rows() if [row[key] for key in ("dtype", "m", "n", "k")] != case]
-    write_rows(HERE / "matmul.csv", kept + new)
+    kept = [row for row in kept_rows() if case_of(row) != (dtype, M, N, K)]
+    write_rows(HERE / "matmul.csv", in_case_order(kept + new))
     return new
 
 
 def measure(names=DTYPES):
     """matmul.csv:测量这些 dtype,别的行留下 · measure these dtypes, keep the other rows."""
-    cases = [(dtype, *shape) for dtype in DTYPES.values() for shape in SHAPES]
-    wanted = [case for case in cases if str(case[0])[6:] in names]
+    wanted = [case for case in cases() if str(case[0])[6:] in names]
     for case in wanted:
         tune(*case)
     measure_cases(wanted, measure_and_keep)
-    order = {(str(dtype)[6:], *map(str, shape)): i for i, (dtype, *shape) in enumerate(cases)}
-    found = [[] for _ in cases]
-    for row in kept_rows():
-        case = row["dtype"], row["m"], row["n"], row["k"]
-        if case in order:  # 不再测量的形状不留
-            found[order[case]].append(row)
-    return [row for rows in found for row in rows]
+    return in_case_order(kept_rows())
 
 
 def by_shape(rows):

@@ -23,6 +23,7 @@ from matmul_checks import (
     forced,
     load,
     matrices,
+    tile_of,
     traits_of,
 )
 
@@ -88,9 +89,8 @@ def test_sizes_on_both_sides_of_every_edge(typed):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_tile(rectangular, dtype):
-    traits = traits_of(rectangular)
-    for config in traits.own(rectangular, dtype):
-        m, n, k = traits.tile(config)
+    for config in traits_of(rectangular).own(rectangular, dtype):
+        m, n, k = tile_of(config)
         for i, (M, N, K) in enumerate([(m - 1, n + 1, k), (m, n - 1, k + 1), (m + 1, n, k - 1)]):
             a, b = (inside(t, math.nan) for t in matrices(M, N, K, dtype, i))
             with forced(rectangular, config):
@@ -209,7 +209,7 @@ def test_torch_compile(tuned):
 def test_cuda_graph(tuned):
     if traits_of(tuned).square:
         M, N, K, dtype = 100, 100, 100, torch.float32
-    elif not traits_of(tuned).has_out_dtype:
+    elif traits_of(tuned).halves:
         M, N, K, dtype = 300, 300, 300, torch.float32  # 这么大才用两半
     else:
         M, N, K, dtype = 33, 100, 5000, torch.float16  # split-K 启动两次
@@ -238,7 +238,7 @@ def test_large_compiled(typed):
         cases = [(*shape, {"out_dtype": OUT_DTYPES[i % 4]}) for i, shape in enumerate(shapes)]
     for M, N, K, options in cases:
         a, b = matrices(M, N, K, dtype, M)
-        options = options if traits_of(tuned).has_out_dtype or traits_of(tuned).square else {}
+        options = {} if traits_of(tuned).halves else options
         out_dtype = torch.float32 if traits_of(tuned).square else options.get("out_dtype") or dtype
         compare(tuned, tuned.matmul(a, b, **options), a, b, out_dtype)
 
@@ -289,7 +289,7 @@ if not INTERPRETED:
 @pytest.mark.parametrize("case", BAD_INPUTS)
 def test_bad_input(lesson, case):
     error, a, b, value = BAD_INPUTS[case]
-    if traits_of(lesson).dtypes == [torch.float32] and case == "mixed dtypes":
+    if traits_of(lesson).halves and case == "mixed dtypes":
         value = "torch.float16"  # 两个 dtype 不同之前,已经不收 FP16
     check_refused(lesson, error, value, a, b)
 
@@ -323,7 +323,7 @@ def test_verify(tuned, capsys):
         tuned.verify()
     out = capsys.readouterr().out
     lines = [f"size={n}: OK, max_diff=" for n in [32, 100, 257]]
-    if tuned.__name__ == "matmul_fp32_tensor_core":
+    if traits_of(tuned).halves:
         kinds = ["normal", "rows scaled", "K scaled"]
         lines = [f"{kind:11} M=257 N=257 K=257: OK, " for kind in kinds]
     elif not traits_of(tuned).square:
@@ -333,7 +333,7 @@ def test_verify(tuned, capsys):
 
 def test_verify_fails_on_a_wrong_result(lesson, monkeypatch):
     for wrong in [math.nan, 1.01]:
-        if not traits_of(lesson).has_out_dtype and not traits_of(lesson).square:
+        if traits_of(lesson).halves:
             # 它的 verify 要知道重算了哪些 tile,调用的是 launch
             monkeypatch.setattr(lesson, "launch", lambda a, b, c, _, w=wrong: c.copy_(w * (a @ b)))
         else:

@@ -1,7 +1,8 @@
 """逐个计时的两个 lesson 才有的性质 · what holds for the two lessons that tune."""
 
 import pytest
-from triton_course import DEVICE, testing
+from triton_course import DEVICE
+from triton_course.testing import only_interpreted
 from matmul_checks import (
     DTYPES,
     GROUP_MUTANTS,
@@ -9,9 +10,10 @@ from matmul_checks import (
     battery,
     check,
     check_rejected,
+    check_rejected_by_surroundings,
+    imagined,
     load,
     matrices,
-    only_interpreted,
     pointer_mutants,
     tensor_core_mutants,
 )
@@ -24,12 +26,10 @@ TUNED = [traits.stem for traits in TABLE if traits.tuned]
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("stem, barriers", zip(TUNED, [0, 1024], strict=True))
 def test_only_tiles_that_fit_are_tried(stem, barriers, dtype):
-    lesson = load(stem)
     kept = {}
     for limit in [64 * 1024, 227 * 1024]:  # 消费级 GPU 都有的,H200 的
         tried = []
-        lesson.choose.cache_clear()
-        lesson.shared_memory = lambda device, limit=limit: limit
+        lesson = imagined(stem, shared_memory=limit)
         lesson.fastest = lambda configs, *rest, tried=tried: tried.extend(configs) or configs[0]
         lesson.choose(512, 512, 512, dtype, DEVICE)
         kept[limit] = tried
@@ -92,7 +92,5 @@ def test_mutant_is_rejected(name, tmp_path):
 @pytest.mark.parametrize(
     "name", ["没有 K 掩码", "K 掩码在循环外", "写回没有行掩码", "写回没有列掩码"]
 )
-def test_surroundings_alone_reject_it(name, tmp_path, monkeypatch):
-    # GPU 上没有逐个地址的核对,只有四周的 NaN 和 CANARY:它们自己也要够用
-    monkeypatch.setattr(testing, "INTERPRETED", False)
-    check_rejected(load("matmul_autotuned", tmp_path, MUTANTS[name]), match="误差界|输出之外")
+def test_surroundings_alone_reject_it(name, tmp_path):
+    check_rejected_by_surroundings(load("matmul_autotuned", tmp_path, MUTANTS[name]))

@@ -4,8 +4,8 @@ import math
 
 import matmul_fp32_tensor_core
 import pytest
-from triton_course import DEVICE, matmul_bound, testing
-from triton_course.testing import compiled_only, inside
+from triton_course import DEVICE, matmul_bound
+from triton_course.testing import compiled_only, inside, only_interpreted
 from matmul_checks import (
     A_MASK,
     B_MASK,
@@ -15,11 +15,12 @@ from matmul_checks import (
     check,
     check_regular_data,
     check_rejected,
+    check_rejected_by_surroundings,
     check_strides,
     forced,
+    imagined,
     load,
     matrices,
-    only_interpreted,
     redone,
     small_tile,
 )
@@ -126,34 +127,26 @@ def test_inner_length_zero_gives_zeros():
     assert c.shape == (3, 5) and not c.any()
 
 
-@pytest.fixture
-def choose(monkeypatch):
-    """choose,在想象的 GPU 上 · choose on an imagined GPU, with nothing remembered."""
-
-    def choose_on(arch, M, N, K):
-        monkeypatch.setattr(matmul_fp32_tensor_core, "INTERPRETED", False)
-        monkeypatch.setattr(matmul_fp32_tensor_core, "compute_capability", lambda device: arch)
-        monkeypatch.setattr(matmul_fp32_tensor_core, "multiprocessors", lambda device: 132)
-        matmul_fp32_tensor_core.choose.cache_clear()
-        return matmul_fp32_tensor_core.choose(M, N, K, torch.float32, DEVICE)
-
-    yield choose_on
-    matmul_fp32_tensor_core.choose.cache_clear()
+def choose_on(arch, M, N, K):
+    """choose,在想象的 GPU 上 · choose, on an imagined GPU of this compute capability."""
+    lesson = imagined("matmul_fp32_tensor_core", multiprocessors=132, compute_capability=arch)
+    lesson.INTERPRETED = False
+    return lesson.choose(M, N, K, torch.float32, DEVICE)
 
 
 @pytest.mark.parametrize("arch, able", [(80, True), (90, True), (75, False), (0, False)])
-def test_only_where_the_tensor_cores_are_known(arch, able, choose):
+def test_only_where_the_tensor_cores_are_known(arch, able):
     shortest = matmul_fp32_tensor_core.SHORTEST
-    assert choose(arch, shortest, shortest, shortest).halves == able
+    assert choose_on(arch, shortest, shortest, shortest).halves == able
     for axis in range(3):
         sizes = [shortest] * 3
         sizes[axis] -= 1
-        assert not choose(arch, *sizes).halves
+        assert not choose_on(arch, *sizes).halves
 
 
 @pytest.mark.parametrize("K, distance", [(256, 64), (8191, 64), (8192, 128), (10**6, 128)])
-def test_promote_distance(K, distance, choose):
-    assert choose(90, 300, 300, K).promote == distance
+def test_promote_distance(K, distance):
+    assert choose_on(90, 300, 300, K).promote == distance
     # 提升的条件只在 BLOCK_K 的倍数上成立
     assert distance % matmul_fp32_tensor_core.BLOCK_K == 0
     assert distance % matmul_fp32_tensor_core.IEEE_TILE[2] == 0
@@ -163,8 +156,8 @@ def test_promote_distance(K, distance, choose):
     "n, arch, block_m",
     [(1024, 90, 64), (2048, 90, 128), (8192, 90, 128), (8192, 100, 128), (8192, 80, 64)],
 )
-def test_tile(n, arch, block_m, choose):
-    assert choose(arch, n, n, n).block_m == block_m
+def test_tile(n, arch, block_m):
+    assert choose_on(arch, n, n, n).block_m == block_m
 
 
 def test_no_more_memory_than_the_inputs(monkeypatch):
@@ -381,9 +374,5 @@ def test_mutant_is_rejected(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["写没有行掩码", "写回没有列掩码", "重算时 B 没有 K 掩码"])
-def test_surroundings_alone_reject_it(name, tmp_path, monkeypatch):
-    # GPU 上没有逐个地址的核对,只有四周的 NaN 和 CANARY:它们自己也要够用
-    monkeypatch.setattr(testing, "INTERPRETED", False)
-    check_rejected(
-        load("matmul_fp32_tensor_core", tmp_path, MUTANTS[name]), match="误差界|输出之外"
-    )
+def test_surroundings_alone_reject_it(name, tmp_path):
+    check_rejected_by_surroundings(load("matmul_fp32_tensor_core", tmp_path, MUTANTS[name]))

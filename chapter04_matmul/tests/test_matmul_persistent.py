@@ -2,7 +2,8 @@
 
 import matmul_persistent
 import pytest
-from triton_course import DEVICE, testing
+from triton_course import DEVICE
+from triton_course.testing import only_interpreted
 from matmul_checks import (
     DESCRIPTOR_MUTANTS,
     DTYPES,
@@ -10,11 +11,12 @@ from matmul_checks import (
     battery,
     check,
     check_rejected,
+    check_rejected_by_surroundings,
     check_wide_tile,
     forced,
+    imagined,
     load,
     matrices,
-    only_interpreted,
     tensor_core_mutants,
 )
 
@@ -51,25 +53,12 @@ def bytes_needed(config, dtype):
     return pipeline * dtype.itemsize + config.block_m * config.block_n // 2 * 4 + 1024
 
 
-@pytest.fixture
-def choose(monkeypatch):
-    """choose,忘掉记住的 · choose, on an imagined GPU: choose(limit, …)."""
-
-    def choose_within(limit, *sizes):
-        monkeypatch.setattr(matmul_persistent, "multiprocessors", lambda device: 132)
-        monkeypatch.setattr(matmul_persistent, "shared_memory", lambda device: limit)
-        matmul_persistent.choose.cache_clear()
-        return matmul_persistent.choose(*sizes, DEVICE)
-
-    yield choose_within
-    matmul_persistent.choose.cache_clear()
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("limit", [64, 99, 163, 227])  # 几代 GPU 的共享内存,KiB
-def test_the_tile_fits(dtype, limit, choose):
+def test_the_tile_fits(dtype, limit):
+    lesson = imagined("matmul_persistent", multiprocessors=132, shared_memory=limit * 1024)
     for n in [1, 128, 512, 1024, 4096]:
-        assert bytes_needed(choose(limit * 1024, n, n, n, dtype), dtype) <= limit * 1024
+        assert bytes_needed(lesson.choose(n, n, n, dtype, DEVICE), dtype) <= limit * 1024
 
 
 @pytest.mark.parametrize(
@@ -84,8 +73,9 @@ def test_the_tile_fits(dtype, limit, choose):
         (torch.float32, 512, (64, 64)),
     ],
 )
-def test_tiles_on_an_h200(dtype, n, block, choose):
-    assert choose(227 * 1024, n, n, n, dtype)[:2] == block
+def test_tiles_on_an_h200(dtype, n, block):
+    lesson = imagined("matmul_persistent", multiprocessors=132, shared_memory=227 * 1024)
+    assert lesson.choose(n, n, n, dtype, DEVICE)[:2] == block
 
 
 # 错误的 kernel · wrong kernels
@@ -135,7 +125,5 @@ def test_mutant_is_rejected(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["写回没有行掩码", "写回没有列掩码"])
-def test_surroundings_alone_reject_it(name, tmp_path, monkeypatch):
-    # GPU 上没有逐个地址的核对,只有四周的 NaN 和 CANARY:它们自己也要够用
-    monkeypatch.setattr(testing, "INTERPRETED", False)
-    check_rejected(load("matmul_persistent", tmp_path, MUTANTS[name]), match="误差界|输出之外")
+def test_surroundings_alone_reject_it(name, tmp_path):
+    check_rejected_by_surroundings(load("matmul_persistent", tmp_path, MUTANTS[name]))

@@ -4,36 +4,23 @@ import math
 
 import matmul_split_k
 import pytest
-from triton_course import DEVICE, testing
-from triton_course.testing import inside
+from triton_course import DEVICE
+from triton_course.testing import inside, only_interpreted
 from matmul_checks import (
     DESCRIPTOR_MUTANTS,
     DTYPES,
     battery,
     check,
     check_rejected,
+    check_rejected_by_surroundings,
     forced,
+    imagined,
     load,
     matrices,
-    only_interpreted,
     tensor_core_mutants,
 )
 
 import torch
-
-
-@pytest.fixture
-def choose(monkeypatch):
-    """choose,在想象的 GPU 上 · choose on an imagined GPU, with nothing remembered."""
-
-    def choose_on(multiprocessors, *sizes, shared=227 * 1024):
-        monkeypatch.setattr(matmul_split_k, "multiprocessors", lambda device: multiprocessors)
-        monkeypatch.setattr(matmul_split_k, "shared_memory", lambda device: shared)
-        matmul_split_k.choose.cache_clear()
-        return matmul_split_k.choose(*sizes, DEVICE)
-
-    yield choose_on
-    matmul_split_k.choose.cache_clear()
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 4, 5, 8, 9, 17, 70, 130])
@@ -59,27 +46,30 @@ def test_any_number_of_parts(parts):
         (torch.float32, 256, 256, 65536, 528),
     ],
 )
-def test_parts_fill_the_gpu(dtype, M, N, K, programs, choose):
-    config = choose(132, M, N, K, dtype)
+def test_parts_fill_the_gpu(dtype, M, N, K, programs):
+    lesson = imagined("matmul_split_k", multiprocessors=132, shared_memory=227 * 1024)
+    config = lesson.choose(M, N, K, dtype, DEVICE)
     tiles = math.ceil(M / config.block_m) * math.ceil(N / config.block_n)
     assert tiles * math.ceil(K / config.k_per_split) == programs
     assert config.k_per_split % config.block_k == 0  # 两段不能共用一块 K
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_the_pipeline_fits(dtype, choose):
+def test_the_pipeline_fits(dtype):
     for limit in [64 * 1024, 99 * 1024, 163 * 1024, 227 * 1024]:
+        lesson = imagined("matmul_split_k", multiprocessors=132, shared_memory=limit)
         for M in [1, 20, 100]:
-            config = choose(132, M, 100, 100, dtype, shared=limit)
+            config = lesson.choose(M, 100, 100, dtype, DEVICE)
             bytes_per_stage = (config.block_m + config.block_n) * config.block_k * dtype.itemsize
             assert config.num_stages * bytes_per_stage <= limit
 
 
-def test_one_part_needs_one_launch(choose, monkeypatch):
+def test_one_part_needs_one_launch():
     # 20 个 tile 已经填满 12 个 SM
-    assert choose(12, 200, 300, 200, torch.float16).k_per_split >= 200
-    monkeypatch.setattr(matmul_split_k, "add_kernel", None)
-    check(matmul_split_k, *matrices(200, 300, 200, torch.float16, 1))
+    lesson = imagined("matmul_split_k", multiprocessors=12, shared_memory=227 * 1024)
+    assert lesson.choose(200, 300, 200, torch.float16, DEVICE).k_per_split >= 200
+    lesson.add_kernel = None
+    check(lesson, *matrices(200, 300, 200, torch.float16, 1))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -168,7 +158,5 @@ def test_mutant_is_rejected(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["写回没有行掩码", "写回没有列掩码", "相加时写没有行掩码"])
-def test_surroundings_alone_reject_it(name, tmp_path, monkeypatch):
-    # GPU 上没有逐个地址的核对,只有四周的 NaN 和 CANARY:它们自己也要够用
-    monkeypatch.setattr(testing, "INTERPRETED", False)
-    check_rejected(load("matmul_split_k", tmp_path, MUTANTS[name]), match="误差界|输出之外")
+def test_surroundings_alone_reject_it(name, tmp_path):
+    check_rejected_by_surroundings(load("matmul_split_k", tmp_path, MUTANTS[name]))

@@ -9,8 +9,8 @@ from unittest import mock
 
 import pytest
 import triton_course
-from triton_course import DEVICE, INTERPRETED, descriptors
-from triton_course.testing import guarded, huge, inside, load_lesson
+from triton_course import DEVICE, descriptors
+from triton_course.testing import guarded, huge, inside, load_lesson, only_interpreted
 
 import torch
 
@@ -257,7 +257,7 @@ CASES = [(check_rules, name, changes) for name, changes in MUTANTS.items()]
 CASES += [(check_kernel, name, changes) for name, changes in KERNEL_MUTANTS.items()]
 
 
-@pytest.mark.skipif(not INTERPRETED, reason="错误的 kernel 在 GPU 上会读写任意地址,只在解释器里试")
+@only_interpreted
 @pytest.mark.parametrize("check, name, changes", CASES, ids=[name for _, name, _ in CASES])
 def test_mutant_is_rejected(check, name, changes, tmp_path):
     with pytest.raises(AssertionError) as caught:
