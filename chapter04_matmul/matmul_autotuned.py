@@ -4,7 +4,7 @@
 
 算法(tile 是 BLOCK_M×BLOCK_N,每次走 BLOCK_K):
 
-    choose:第一次遇到这样的 M、N、K、dtype 时,每种 config 都编译、计时,记住最快的
+    choose:第一次遇到这样的 M、N、K、dtype 时,每种装得下的 config 都编译、计时,记住最快的
     for 每个 program pid(并行):
         (pid_m, pid_n) = grouped_order(pid)
         for k in 0, BLOCK_K, 2·BLOCK_K, … < K:   # 软件流水线:算这一块时,后面几块已在路上
@@ -125,7 +125,7 @@ def choose(M, N, K, dtype, device):
     return fastest(fits, launch, M, N, K, dtype, device)
 
 
-@torch.compiler.disable  # kernel 不能录进 torch.compile 的图
+@torch.compiler.disable  # num_warps 会变,torch.compile 录不了
 def launch(a, b, c, config):
     """启动,结果写进 c · launch; the result goes to c."""
     M, K = a.shape

@@ -117,7 +117,7 @@ def choose(M, N, K, dtype, device):
     return config._replace(alignment=row_alignment(M, N, K, dtype))
 
 
-@torch.compiler.disable  # kernel 不能录进 torch.compile 的图
+@torch.compiler.disable  # 描述符里有地址,不能录进 torch.compile 的图
 def launch(a, b, c, config):
     """复制描述符读不了的,启动,结果写进 c · copy what TMA cannot read, and launch."""
     (M, N), K = c.shape, a.shape[1]

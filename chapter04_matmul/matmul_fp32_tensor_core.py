@@ -229,7 +229,7 @@ def count_small(x):
 
 @triton.jit
 def weight_of_small(small, largest, K):
-    # 小的太多:怎样都不可信;全是 0 的行:总是可信
+    # 小的太多:一定重算;全是 0 的行:只要另一边小的不太多,就可信
     weight = tl.where(small > K // SMALL_SHARE, float("inf"), small.to(tl.float32))
     return tl.where(largest == 0, float("-inf"), weight)
 
@@ -330,7 +330,7 @@ def split(a, b, tiles):
     return halves, exponent, small, redo
 
 
-@torch.compiler.disable  # kernel 不能录进 torch.compile 的图
+@torch.compiler.disable  # 描述符里有地址,不能录进 torch.compile 的图
 def launch(a, b, c, config):
     """启动,结果写进 c;返回重算了哪些 tile,None 是全部 · launch; returns which tiles were redone."""
     (M, N), K = c.shape, a.shape[1]
@@ -377,7 +377,7 @@ def matmul(a, b):
         形状 (M, N) 的 float32 张量,同一块 GPU 上每次逐位相同。随机数据的误差与 IEEE FP32 的相当;
         拆成两半的误差最坏是 8·2^-24·Σ|a·b|,有规律的数据不抵消。FP16 的 tensor core 做不到的
         (见 choose),以及某一行、某一列里的数相差太大而结果又小的 tile,用 IEEE FP32 算。
-        另用的内存与输入一样多(K 补齐到 BLOCK_K)。
+        另用的内存约与输入一样多(K 补齐到 BLOCK_K)。
 
     Raises:
         TypeError、ValueError: 输入不合要求,见 check_matrices。

@@ -133,12 +133,12 @@ def choose(M, N, K, dtype, device):
     return min(costs, key=costs.get)._replace(alignment=row_alignment(M, N, K, dtype))
 
 
-@torch.compiler.disable  # kernel 不能录进 torch.compile 的图
+@torch.compiler.disable  # 描述符里有地址,不能录进 torch.compile 的图
 def launch(a, b, c, config):
     """复制描述符读不了的,启动,结果写进 c · copy what TMA cannot read, and launch."""
     (M, N), K = c.shape, a.shape[1]
     tiles = cdiv(M, config.block_m) * cdiv(N, config.block_n)
-    c_desc = None  # 小的 tile 和 FP32 直接写更快
+    c_desc = None  # 小的 tile 和 FP32 的结果直接写更快
     if c.element_size() == 2 and min(config[:2]) >= 128 and descriptor_can_take(c):
         c_desc = TensorDescriptor.from_tensor(c, [config.block_m, config.block_n // 2])
     with on_device_of(a):

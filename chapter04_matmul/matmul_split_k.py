@@ -127,7 +127,7 @@ def choose(M, N, K, dtype, device):
     return config._replace(num_stages=stages, k_per_split=k_per_split)
 
 
-@torch.compiler.disable  # kernel 不能录进 torch.compile 的图
+@torch.compiler.disable  # 描述符里有地址,不能录进 torch.compile 的图
 def launch(a, b, c, config):
     """启动一次或两次,结果写进 c · one launch or two; the result goes to c."""
     (M, N), K = c.shape, a.shape[1]

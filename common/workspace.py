@@ -8,7 +8,7 @@ import torch
 from triton_course.device import INTERPRETED
 
 COUNTERS = 4096  # 每块 GPU 预备多少个计数器
-_kept = []  # 所有的计数器:录进 graph 的启动一直要用,所以永不释放
+_kept = []  # 预备的计数器:录进 graph 的启动一直要用,所以永不释放
 _unused = {}  # device → 还没有用过的计数器
 _of_stream = {}  # (device, stream, dtype) → 这个 stream 的 (部分和, 计数器)
 

@@ -638,6 +638,7 @@ def test_kept_results(tmp_path):
     cases = [(dtype, *shape) for dtype in common.DTYPES for shape in speed.SHAPES]
     wanted = {(name, *case) for name in lessons for case in cases if takes_part(name, *case)}
     assert wanted - set(found) == set()
+    assert list(dict.fromkeys(case[1:] for case in found)) == cases  # 画图连线靠这个顺序
     found = kept("host", "script_or_peer", "n", "dtype")
     wanted = {(name, n) for name in [*lessons, "torch.mm"] for n in host.SIZES}
     assert wanted - {case[:2] for case in found} == set()
